@@ -17,7 +17,7 @@ _HOMES = {
     "load_recipe": "launch.recipe.load",
     "generate": "decoding.engine",
     "autoregressive": "decoding.engine",
-    "load_target": "decoding.target.loading",
+    "load_target": "decoding.backbone.loading",
     "Warper": "decoding.sampling",
     "load_drafter": "drafters.registry",
     "evaluate": "eval.measure.evaluate",

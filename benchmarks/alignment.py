@@ -40,8 +40,8 @@ from draftsmith.benchmarks.common.records import Figure, Record, table_of
 from draftsmith.benchmarks.common.runs import QUIET, add_audit, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.prepare import prepare, training_texts
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main as draftsmith
 from draftsmith.launch.recipe.load import load_recipe

@@ -29,11 +29,11 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, figure, table_of
 from draftsmith.data.prompts import load_prompts, render
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.family import load_draft_model

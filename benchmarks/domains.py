@@ -38,8 +38,8 @@ from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.prompts import load_prompts, render
 from draftsmith.data.rows.stdlib import split_of
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.model.adapters import BASE
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter

@@ -46,8 +46,8 @@ from draftsmith.benchmarks.common.provenance import drafter_weights, finish, rec
 from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit, add_decoding, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.prompts import load_prompts
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.config import EvalConfig

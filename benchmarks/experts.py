@@ -32,16 +32,16 @@ from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.random_models import random_model
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.data.prompts import load_prompts, render
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.experts import expert_count, experts_of
-from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
-from draftsmith.decoding.target.kv_cache import KVCache
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.experts import expert_count, experts_of
+from draftsmith.decoding.backbone.hub import embedded_target, load_tokenizer
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.tree.build import Choices, tree_of_paths
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.drafters.heads.medusa import default_paths
+from draftsmith.eval.measure.backbone.experts import experts_read
 from draftsmith.eval.measure.speed import bytes_of
-from draftsmith.eval.measure.target.experts import experts_read
 from draftsmith.eval.measure.timing import turns
 from torch import Tensor, nn
 

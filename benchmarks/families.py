@@ -47,9 +47,9 @@ from draftsmith.benchmarks.common.runs import (
 )
 from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES, NODES, Family, with_shapes
 from draftsmith.data.prompts import load_prompts
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.proposal import Proposer
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import NOT_AUDITED, Arm
 from draftsmith.eval.measure.evaluate import evaluate

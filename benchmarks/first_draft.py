@@ -31,10 +31,10 @@ from draftsmith.benchmarks.common.records import Figure, Record, table_of
 from draftsmith.benchmarks.common.runs import parser_of
 from draftsmith.data.rows.packed import PackedRows
 from draftsmith.data.rows.prepare import prepare
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import LAST
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.proposal import TeacherForced
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import LAST
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.block.walked import WalkedBlock
 from draftsmith.drafters.projection import Projection

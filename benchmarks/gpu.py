@@ -60,7 +60,7 @@ WAITS = "tests/benchmarks/test_waits.py"
 TESTS = (
     "tests/gpu/test_graphs.py",
     "tests/decoding/kernels",
-    "tests/decoding/target/test_lean.py",
+    "tests/decoding/backbone/test_lean.py",
     "tests/gpu/test_cuda.py",
     "tests/gpu/test_unread.py",
     "tests/gpu/test_enumeration.py",

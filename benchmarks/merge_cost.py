@@ -22,11 +22,11 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.data.prompts import load_prompts, render
+from draftsmith.decoding.backbone import backbone
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target import backbone
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.model import ensemble
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import Ensemble, join

@@ -42,11 +42,11 @@ from draftsmith.benchmarks.common.random_models import (
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit, names_of, parser_of
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import auto_class
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import auto_class
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import DraftsmithError

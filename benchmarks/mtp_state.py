@@ -26,7 +26,7 @@ from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit, add_decoding, by_seed, kept, parser_of
 from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES
 from draftsmith.benchmarks.families import at_temperatures, eval_config, prompts_of, target_of, train
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.mtp.layers import STATES
 from draftsmith.drafters.mtp.net import MtpNet
 from draftsmith.drafters.mtp.proposer import Mtp

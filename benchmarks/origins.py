@@ -39,9 +39,9 @@ from draftsmith.benchmarks.common.runs import (
     trained,
 )
 from draftsmith.data.prompts import load_prompts
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.proposal import Proposer
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.model.early_exit import save_early_exit
 from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter

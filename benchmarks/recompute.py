@@ -22,7 +22,7 @@ from draftsmith.benchmarks.common.peak import peak_bytes
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.random_models import narrow_target
 from draftsmith.benchmarks.common.records import Cell, Record, figure, table_of
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.eval.measure.metrics import ratio
 from draftsmith.eval.measure.timing import turns
 from draftsmith.launch.recipe.model import Recipe

@@ -30,8 +30,8 @@ from draftsmith.data.datastore import Datastore
 from draftsmith.data.datastore_build import build_datastore
 from draftsmith.data.prompts import load_prompts, render
 from draftsmith.data.rows.prepare import all_texts
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.identity import fingerprint
 from draftsmith.drafters.lookup.llma import Llma
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup

@@ -15,9 +15,9 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, figure, table_of
 from draftsmith.data.rows.prepare import prepare
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
-from draftsmith.eval.measure.target.drift import measure_drift
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
+from draftsmith.eval.measure.backbone.drift import measure_drift
 from draftsmith.launch.recipe.load import load_recipe
 
 ROUNDED = ("int8", "int4")

@@ -30,8 +30,8 @@ from draftsmith.benchmarks.common.peak import peak_bytes
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.random_models import WINDOWED, narrow_target, random_model
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.hidden_states import LAST, decoder_of
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.hidden_states import LAST, decoder_of
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import distill, eagle3, medusa
 from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle

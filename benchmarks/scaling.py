@@ -37,7 +37,7 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, figure, table_of
 from draftsmith.benchmarks.common.runs import QUIET, as_setting, parser_of
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.eval.measure.metrics import ratio
 from draftsmith.launch.recipe.load import load_recipe
 from safetensors.torch import load_file

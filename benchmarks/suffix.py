@@ -35,11 +35,11 @@ from draftsmith.benchmarks.common.provenance import drafter_weights, finish, rec
 from draftsmith.benchmarks.common.records import Cell, Figure, Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit, kept
 from draftsmith.data.prompts import load_prompts, render
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter

@@ -40,7 +40,7 @@ from draftsmith.benchmarks.common.provenance import finish, record_of, target_we
 from draftsmith.benchmarks.common.records import Record, figure, table_of
 from draftsmith.benchmarks.common.runs import parser_of
 from draftsmith.benchmarks.common.unstarted import loop_of
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.eval.measure.environment import environment
 from draftsmith.eval.measure.metrics import Interval, ratio
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes

@@ -19,10 +19,10 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.data.prompts import load_prompts, render
+from draftsmith.decoding.backbone import stacked
+from draftsmith.decoding.backbone.kv_cache import KVCache
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.processor import Kind, kind
-from draftsmith.decoding.target import stacked
-from draftsmith.decoding.target.kv_cache import KVCache
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.tree.tree import chain
 
 TARGET = "tiny"

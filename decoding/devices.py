@@ -1,6 +1,6 @@
 """Where this process computes, asked by loading, training and the pre-flight alike; and what parts take there.
 
-Read next: `target/loading.py`.
+Read next: `backbone/loading.py`.
 """
 
 from __future__ import annotations

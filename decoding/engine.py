@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .backbone.backbone import Backbone, Seen
+from .backbone.kv_cache import KVCache
 from .devices import Spent
 from .graphs import Held, Recordings, Replayed, recordings_for
 from .proposal import Bounded, Committed, FeatureProposer, Proposal, Proposer, Remembering
@@ -27,8 +29,6 @@ from .rules.acceptance import Outcome, Rule
 from .rules.choice import rule_for
 from .sampling import Warper, draw
 from .steps import BONUS, PREFILL, StepLog
-from .target.backbone import Backbone, Seen
-from .target.kv_cache import KVCache
 from .tree.tree import chain
 
 Watch = Callable[[list[list[int]], list[list[str]]], None]

@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 
 from ..errors import RequestError
+from .backbone.cut import is_cut
 from .random import Uniforms
-from .target.cut import is_cut
 
 if TYPE_CHECKING:
+    from .backbone.backbone import Backbone
     from .proposal import Proposer
     from .rules.acceptance import Rule
-    from .target.backbone import Backbone
 
 LEAST_TOKENS = 32
 """Of an answer for which steps are recorded unasked: two run beforehand, and a recording takes as long as several."""

@@ -1,6 +1,6 @@
 """What a folder is in which no model is found: said by its files, where transformers would speak of its own classes.
 
-Read next: `target/hub.py`, which asks when something cannot be loaded; `drafters/folder.py`, which asks of drafters.
+Read next: `backbone/hub.py`, which asks when something cannot be loaded; `drafters/folder.py`, which asks of drafters.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class FeatureProposer(Proposer, Protocol):
 
     @property
     def layers(self) -> Sequence[int]:
-        """Which of the target's hidden states it reads (`target/hidden_states.py`)."""
+        """Which of the target's hidden states it reads (`backbone/hidden_states.py`)."""
 
     def begin(self, features: Sequence[Tensor]) -> None:
         """Called after `reset`: each row's features [S, F] of its prompt."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RequestError
 
 if TYPE_CHECKING:
-    from .target.backbone import Backbone
+    from .backbone.backbone import Backbone
 
 _IDS = "token ids, whole numbers from 0, as tokenizer(text).input_ids makes them"
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..decoding.target.quantised import quantisation_of
+from ..decoding.backbone.quantised import quantisation_of
 from ..errors import RequestError
 from .families import FAMILIES, Form, function
 from .folder import built_from, not_finite

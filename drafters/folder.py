@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..decoding.backbone.loading import no_progress_bars
 from ..decoding.no_model import check_no_form_for_engines
-from ..decoding.target.loading import no_progress_bars
 from ..errors import RequestError, TrainingFailed
 from ..storage.formats import DRAFTER
 from .families import FAMILIES, Kind
@@ -23,7 +23,7 @@ from .identity import TargetIdentity
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..decoding.target.backbone import Backbone
+    from ..decoding.backbone.backbone import Backbone
 
 ENTRY = "draftsmith"
 REMEDY = "copy the drafter's folder again or train it anew"

@@ -10,13 +10,13 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.target.quantised import quantisation_of
+from ..decoding.backbone.quantised import quantisation_of
 from ..errors import RequestError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..decoding.target.backbone import Backbone
+    from ..decoding.backbone.backbone import Backbone
 
 TUNED = "draftsmith_tuned"
 """Entry of a target's own config, where a run has changed its weights."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..decoding.target.hidden_states import decoder_of
+from ..decoding.backbone.hidden_states import decoder_of
 from ..errors import RequestError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from .hub import drafter_folder
 from .vocabulary.across import load_across, says_the_same
 
 if TYPE_CHECKING:
+    from ..decoding.backbone.backbone import Backbone
     from ..decoding.proposal import Proposer
-    from ..decoding.target.backbone import Backbone
 
 _AS_IT_IS = f". A causal LM as it is may draft by {BY_AUTO}"
 

@@ -18,7 +18,7 @@ from ..storage import read_tensors
 from .folder import REMEDY, built_from, not_finite
 
 if TYPE_CHECKING:
-    from ..decoding.target.backbone import Backbone
+    from ..decoding.backbone.backbone import Backbone
 
 _Net = TypeVar("_Net", bound=nn.Module)
 FILE = "model.safetensors"

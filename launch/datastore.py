@@ -25,7 +25,7 @@ def build(request: DatastoreRequest) -> str:
     open_sources(DataConfig(source=request.source))  # refuses one that is not there
     writable_folder(request.out.parent)
     from ..data.datastore_build import build_datastore
-    from ..decoding.target.hub import load_tokenizer
+    from ..decoding.backbone.hub import load_tokenizer
     from ..drafters.identity import fingerprint
 
     tokenizer = load_tokenizer(request.target)

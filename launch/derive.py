@@ -13,7 +13,7 @@ from ..errors import RequestError
 from ..storage import staged_folder, writable_folder, writing
 
 if TYPE_CHECKING:
-    from ..decoding.target.backbone import Backbone
+    from ..decoding.backbone.backbone import Backbone
     from .requests import DeriveRequest
 
 
@@ -23,7 +23,7 @@ def derive(request: DeriveRequest) -> str:
     if request.out.exists():
         raise RequestError(f"{request.out} exists; name a new folder")
     writable_folder(request.out.parent)
-    from ..decoding.target.loading import load_target
+    from ..decoding.backbone.loading import load_target
 
     target = load_target(request.target, revision=request.revision)
     make = _early_exit if request.kind == "early-exit" else _quantised

@@ -50,8 +50,8 @@ def export(request: ExportRequest) -> str:
         raise RequestError(f"{out} exists; name a new folder by --out")
     writable_folder(out.parent)
 
-    from ..decoding.target.hub import load_config, load_tokenizer
-    from ..decoding.target.loading import load_model
+    from ..decoding.backbone.hub import load_config, load_tokenizer
+    from ..decoding.backbone.loading import load_model
     from ..drafters.export import export_of, served_form
     from ..drafters.folder import read_entry
     from ..drafters.identity import TargetIdentity
@@ -131,7 +131,7 @@ def served_target(name: str, config: Any, *, trust: bool = False) -> ServedTarge
     Raises:
         RequestError: the config is of no causal LM, or of one that a drafter's form cannot follow.
     """
-    from ..decoding.target.hub import skeleton
+    from ..decoding.backbone.hub import skeleton
     from ..drafters.export import ServedTarget
 
     return ServedTarget.of(name, config, skeleton(config, trust))
@@ -181,7 +181,7 @@ def start_of(
 
 def _check_rows(folder: Path, form: str, target: ServedTarget) -> None:
     """Raise RequestError for a draft model of more rows or fewer than the target's, which the engine would refuse."""
-    from ..decoding.target.hub import load_config
+    from ..decoding.backbone.hub import load_config
 
     rows = load_config(str(folder)).get_text_config(decoder=True).vocab_size
     if rows != target.vocabulary:
@@ -194,7 +194,7 @@ def _check_rows(folder: Path, form: str, target: ServedTarget) -> None:
 
 def _check_mask(folder: Path) -> None:
     """Raise RequestError for a draft of one pass whose config does not name its mask: no engine would load it."""
-    from ..decoding.target.hub import load_config
+    from ..decoding.backbone.hub import load_config
     from ..drafters.model.pard import need_mask
 
     need_mask(load_config(str(folder)), folder)
@@ -275,7 +275,7 @@ def _whose(tuned: Tuned) -> str:
 
 def _where_it_lies(target: str) -> str:
     """A folder by its whole path, as an engine is started elsewhere; a name on the hub as it is."""
-    from ..decoding.target.hub import EMBEDDED, embedded_target
+    from ..decoding.backbone.hub import EMBEDDED, embedded_target
 
     if target == EMBEDDED:
         target = embedded_target()  # a name that no engine knows

@@ -199,8 +199,8 @@ def _server_request(request: GenerateRequest) -> ServerRequest | None:
 def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     from ..data.generate.answers import CORRECTIONS
     from ..data.generate.decoded import Answerer, answer_rows
+    from ..decoding.backbone.loading import load_target
     from ..decoding.sampling import Warper
-    from ..decoding.target.loading import load_target
     from ..drafters.identity import TargetIdentity
     from ..drafters.registry import load_drafter
     from ..trainers.teacher.feature_cache import model_hash
@@ -250,7 +250,7 @@ def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) 
     """The target's tokenizer and config are still ours to read: they name it, and count tokens."""
     from ..data.generate.server import answer_rows
     from ..data.generate.server_defaults import filled_in
-    from ..decoding.target.hub import ends_of, generation_settings, load_config, load_tokenizer
+    from ..decoding.backbone.hub import ends_of, generation_settings, load_config, load_tokenizer
     from ..drafters.identity import TargetIdentity, fingerprint
 
     own: dict[str, Any] = {"revision": recipe.target.revision, "trust_remote_code": recipe.target.trust_remote_code}

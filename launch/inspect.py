@@ -43,7 +43,7 @@ def inspect(resolved: Resolved, rows: int) -> str:
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The tokenizer that the recipe's run would use; a new one is trained here as it would be."""
     if recipe.record.has_target:
-        from ..decoding.target.hub import load_tokenizer
+        from ..decoding.backbone.hub import load_tokenizer
 
         target = recipe.target
         return load_tokenizer(target.path, revision=target.revision, trust_remote_code=target.trust_remote_code)

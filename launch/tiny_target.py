@@ -64,7 +64,7 @@ def texts() -> Iterator[str]:
 
 def keep_part(run: Path) -> None:
     """Write what is kept of a stage into the run's folder, with its tokenizer; nothing of a stage from scratch."""
-    from ..decoding.target.loading import load_model, no_progress_bars
+    from ..decoding.backbone.loading import load_model, no_progress_bars
     from ..trainers.student.deeper import deepened
 
     recipe = load_recipe(str(run / "run.yaml")).recipe
@@ -82,7 +82,7 @@ def keep_part(run: Path) -> None:
 
 def install(run: Path, asset: Path) -> None:
     """Put what is kept of the last stage into the package and write its card."""
-    from ..decoding.target.loading import load_model
+    from ..decoding.backbone.loading import load_model
 
     recipe = load_recipe(str(run / "run.yaml")).recipe
     shutil.rmtree(asset, ignore_errors=True)
@@ -112,7 +112,7 @@ def held_out_loss(model: PreTrainedModel, recipe: Recipe, tokenizer: Path) -> fl
     import torch
 
     from ..data.rows.prepare import prepare
-    from ..decoding.target.hub import load_tokenizer
+    from ..decoding.backbone.hub import load_tokenizer
     from ..trainers.labels import labelled
     from ..trainers.loop.order import RowOrder
     from ..trainers.packed.passes import hidden_states
@@ -133,9 +133,9 @@ def held_out_loss(model: PreTrainedModel, recipe: Recipe, tokenizer: Path) -> fl
 def loop_share(asset: Path) -> float:
     """The share of the greedy text that stands in loops, behind the prompts that evaluation decodes too."""
     from ..data.prompts import load_prompts
+    from ..decoding.backbone.loading import load_target
     from ..decoding.engine import autoregressive
     from ..decoding.sampling import Warper
-    from ..decoding.target.loading import load_target
     from ..eval.config import EvalConfig
     from ..eval.measure.degeneracy import degeneracy
     from ..eval.measure.requests import first_turns, make_requests

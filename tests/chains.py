@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from conftest import VOCABULARY
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.trainers.config import CheckpointConfig, LoopConfig, ModelConfig, OptimizerConfig, ProbeConfig
 from draftsmith.trainers.loop import setup
 from draftsmith.trainers.loop.loop import Loop, Plan

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from draftsmith.decoding.target.backbone import Backbone
+    from draftsmith.decoding.backbone.backbone import Backbone
     from draftsmith.drafters.model.draft_model import DraftModel
     from pretended_cuda.device import PretendedCuda
 
@@ -55,7 +55,7 @@ def target() -> Backbone:
 
 def make_target(architecture: str, *, seed: int = 0) -> Backbone:
     import torch
-    from draftsmith.decoding.target.backbone import Backbone
+    from draftsmith.decoding.backbone.backbone import Backbone
     from draftsmith.trainers.config import ModelConfig
     from draftsmith.trainers.student.architecture import fresh_model
 
@@ -76,7 +76,7 @@ def make_drafter(target: Backbone, *, noise: float = 0.02, seed: int = 1, **sett
     import copy
 
     import torch
-    from draftsmith.decoding.target.backbone import Backbone
+    from draftsmith.decoding.backbone.backbone import Backbone
     from draftsmith.drafters.model.draft_model import DraftModel
 
     g = torch.Generator().manual_seed(seed)
@@ -151,6 +151,6 @@ def int8_folder(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def served(served_folder: Path) -> Backbone:
-    from draftsmith.decoding.target.loading import load_target
+    from draftsmith.decoding.backbone.loading import load_target
 
     return load_target(str(served_folder))

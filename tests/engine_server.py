@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from answering import answering
-from draftsmith.decoding.target.hidden_states import last_norm
+from draftsmith.decoding.backbone.hidden_states import last_norm
 from draftsmith.trainers.loop.objective import Batch
 from random_models import hidden_states
 from safetensors.torch import save_file

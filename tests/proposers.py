@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conftest import VOCABULARY, make_drafter
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.function import CallableDrafter

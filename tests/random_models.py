@@ -12,10 +12,10 @@ import transformers
 from conftest import VOCABULARY, make_target
 from draftsmith.benchmarks.common.random_models import random_model as of_any_size
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.recurrence.recurrent import RecurrentStates
-from draftsmith.decoding.target.releases import keep_soft_cap
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.recurrence.recurrent import RecurrentStates
+from draftsmith.decoding.backbone.releases import keep_soft_cap
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed.masks import document_mask
 from packaging.version import Version

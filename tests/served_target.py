@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from answering import answering
 from draftsmith.data.rows.templates import render_chat
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import load_tokenizer
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.rules.acceptance import Rule
 from draftsmith.decoding.sampling import Warper, draw
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import load_tokenizer
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.eval.report.pieces import Pieces
 from draftsmith.trainers.config import ModelConfig

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from draftsmith.data.generate.server_request import OFF
 from draftsmith.data.rows.templates import named_template, render_chat
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.rules.acceptance import Rule
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model

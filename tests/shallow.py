@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from draftsmith.decoding.target.hub import embedded_target
+from draftsmith.decoding.backbone.hub import embedded_target
 
 LAYERS = (0, 6, 13, 19)
 
@@ -32,8 +32,8 @@ def make() -> None:
     """Write the folder if it is not there. Several processes may do so at once."""
     if Path(SHALLOW).is_dir():
         return
-    from draftsmith.decoding.target.layers import with_layers
-    from draftsmith.decoding.target.loading import load_model
+    from draftsmith.decoding.backbone.layers import with_layers
+    from draftsmith.decoding.backbone.loading import load_model
 
     Path(SHALLOW).parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=Path(SHALLOW).parent))

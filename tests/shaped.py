@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY
 from draftsmith.benchmarks.common.random_models import GROUPED
-from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.decoding.backbone.attention import use_grouped_attention
 from draftsmith.trainers.config import ObjectiveConfig
 from random_models import random_model
 from torch import Tensor, nn

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from conftest import VOCABULARY
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.proposal import Committed, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters import families
 from draftsmith.drafters.block.dspark import DSpark, DSparkNet
 from draftsmith.drafters.block.net import BlockNet

@@ -19,8 +19,8 @@ import torch
 from conftest import make_drafter, make_target
 from draftsmith.data.datastore_build import build_datastore
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.drafters.identity import fingerprint
 from draftsmith.drafters.model.early_exit import save_early_exit

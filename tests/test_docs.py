@@ -16,8 +16,8 @@ from typing import Any
 import draftsmith
 import pytest
 from draftsmith.data.rows.templates import named_template
-from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hub import embedded_target, load_tokenizer
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.launch.cli import main

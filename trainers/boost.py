@@ -26,7 +26,7 @@ from torch import nn
 
 from ..data.generate.continuations import Continuations, Team, Wanted, continuations
 from ..data.rows.cache import Prepared
-from ..decoding.target.backbone import Backbone
+from ..decoding.backbone.backbone import Backbone
 from ..drafters.model.ensemble import save_ensemble
 from ..drafters.model.family import load_chain_draft
 from ..errors import RequestError

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.rows.prepare import Prepared
-from ..decoding.target.backbone import Backbone
+from ..decoding.backbone.backbone import Backbone
 from ..drafters.heads.bpd import BpdHeads
 from .heads import HeadLoss, HeadsStudent, last_states_of
 from .loop.loop import Outcome

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..data.rows.prepare import Prepared
-from ..decoding.target.backbone import Backbone
+from ..decoding.backbone.backbone import Backbone
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.rows.prepare import Prepared
-from ..decoding.target.backbone import Backbone
+from ..decoding.backbone.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
 from ..drafters.layers.row_split import WHOLE, RowSplit
 from ..drafters.layers.static import Static, as_it_is

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.rows.prepare import Prepared
-from ..decoding.target.backbone import Backbone
-from ..decoding.target.hidden_states import LAST
+from ..decoding.backbone.backbone import Backbone
+from ..decoding.backbone.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net
 from ..drafters.layers.row_split import WHOLE, RowSplit
 from ..drafters.layers.static import Static, as_it_is

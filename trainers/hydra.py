@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.rows.prepare import Prepared
-from ..decoding.target.backbone import Backbone
+from ..decoding.backbone.backbone import Backbone
 from ..drafters.heads.hydra import Hydra, HydraHeads, HydraPlus, reads
 from .heads import HeadsStudent
 from .loop.loop import Outcome

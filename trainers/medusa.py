@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.rows.prepare import Prepared
-from ..decoding.target.backbone import Backbone
+from ..decoding.backbone.backbone import Backbone
 from ..drafters.heads.medusa import MedusaHeads
 from .heads import HeadsStudent, check_no_prefix, last_states_of
 from .loop.loop import Outcome

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ..data.config import DataConfig, TokenizerConfig
-    from ..decoding.target.backbone import Backbone
+    from ..decoding.backbone.backbone import Backbone
     from . import method_config
     from .config import (
         CheckpointConfig,

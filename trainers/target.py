@@ -19,8 +19,8 @@ from ..data.config import DataConfig, TokenizerConfig
 from ..data.rows.prepare import prepare, training_texts
 from ..data.rows.templates import named_template
 from ..data.rows.tokenizer import train_tokenizer
-from ..decoding.target.hub import load_tokenizer
-from ..decoding.target.loading import no_progress_bars
+from ..decoding.backbone.hub import load_tokenizer
+from ..decoding.backbone.loading import no_progress_bars
 from ..drafters.layers.static import Static, as_it_is
 from ..drafters.projection import Shaping
 from ..errors import RequestError

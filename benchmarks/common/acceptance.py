@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 from draftsmith.benchmarks.common.records import Figure
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.audit.audit import AuditReport, audit
 from draftsmith.eval.audit.enumeration import Enumeration
 from draftsmith.eval.config import AuditConfig

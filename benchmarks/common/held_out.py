@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from draftsmith.benchmarks.common.acceptance import Sums
 from draftsmith.data.rows.packed import PackedRows
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.projection import Projection
 from draftsmith.trainers.labels import labelled
 from draftsmith.trainers.loop.objective import Batch

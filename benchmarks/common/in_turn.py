@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from draftsmith.benchmarks.common.acceptance import Sums, as_figure, mean, sums_of
 from draftsmith.benchmarks.common.records import Cell
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.measure.metrics import ratio
 from draftsmith.eval.measure.rounds import Run, speed_interval
 

@@ -14,13 +14,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import Generation, generate
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.rows import Rows
 from draftsmith.decoding.rules.choice import rule_for
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache
 
 TARGET, DRAFT = "target forward", "draft forward"
 PARTS = (TARGET, DRAFT, "proposal", "acceptance", "commit", "bookkeeping")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.benchmarks.common.records import FOLDER, Record, Weights, write_record
-from draftsmith.decoding.target.hub import embedded_target
+from draftsmith.decoding.backbone.hub import embedded_target
 from draftsmith.eval.measure.environment import environment
 from draftsmith.eval.measure.weight_files import drafter_hash
 

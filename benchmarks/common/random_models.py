@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from draftsmith.decoding.target.hub import auto_class
+from draftsmith.decoding.backbone.hub import auto_class
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, TorchAoConfig

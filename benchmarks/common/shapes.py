@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.proposal import Proposer
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.heads.hydra import load_hydra

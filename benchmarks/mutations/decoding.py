@@ -130,7 +130,7 @@ MUTATIONS = (
     ),
     Mutation(
         "D07a",
-        "decoding/target/kv_cache.py",
+        "decoding/backbone/kv_cache.py",
         "a commit moves the first layer alone",
         "        for store in (*self._keys.values(), *self._values.values()):\n",
         "        for store in (*[*self._keys.values()][:1], *[*self._values.values()][:1]):\n",
@@ -138,7 +138,7 @@ MUTATIONS = (
     ),
     Mutation(
         "D07b",
-        "decoding/target/kv_cache.py",
+        "decoding/backbone/kv_cache.py",
         "a commit leaves the last layer's values where they were",
         "        for store in (*self._keys.values(), *self._values.values()):\n",
         "        for store in (*self._keys.values(), *[*self._values.values()][:-1]):\n",
@@ -146,7 +146,7 @@ MUTATIONS = (
     ),
     Mutation(
         "D08a",
-        "decoding/target/backbone.py",
+        "decoding/backbone/backbone.py",
         "positions of nodes deeper than 3 are one too small",
         "        positions_BN = lengths_B[:, None] + nodes.depths_BN\n",
         "        positions_BN = lengths_B[:, None] + nodes.depths_BN - (nodes.depths_BN > 3).long()\n",
@@ -245,12 +245,12 @@ MUTATIONS = (
     ),
     Mutation(
         "I7",
-        "decoding/target/windows.py",
+        "decoding/backbone/windows.py",
         "a sliding layer sees one token more than its window",
         "        return (query_BN - self.size)[:, None, :, None] < key_BT[:, None, None]\n",
         "        return (query_BN - self.size)[:, None, :, None] <= key_BT[:, None, None]\n",
         (
-            "tests/decoding/target/test_families.py::test_every_node_of_a_tree_behind_the_window_equals_its_path",
+            "tests/decoding/backbone/test_families.py::test_every_node_of_a_tree_behind_the_window_equals_its_path",
             "tests/trainers/teacher/test_features.py::test_packed_rows_of_four_windows",
         ),
     ),

@@ -20,11 +20,11 @@ from draftsmith.benchmarks.on_gpu.card import copy_bandwidth, row
 from draftsmith.benchmarks.on_gpu.setting import Setting, cudnn_attention
 from draftsmith.benchmarks.on_gpu.shapes import Shape, target_of
 from draftsmith.decoding import kernels
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache
+from draftsmith.decoding.backbone.lean import on_cuda
 from draftsmith.decoding.engine import Generation, autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache
-from draftsmith.decoding.target.lean import on_cuda
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.eval.measure.timing import Call, nothing_to_collect

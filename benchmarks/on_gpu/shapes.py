@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 

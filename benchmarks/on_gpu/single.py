@@ -19,7 +19,7 @@ from draftsmith.benchmarks.on_gpu.calls import SLOTS, rounded_up
 from draftsmith.benchmarks.on_gpu.setting import Setting
 from draftsmith.benchmarks.on_gpu.shapes import Shape
 from draftsmith.decoding import kernels
-from draftsmith.decoding.target.lean.on_cuda import Compiled, Plain, Steps
+from draftsmith.decoding.backbone.lean.on_cuda import Compiled, Plain, Steps
 from draftsmith.eval.measure.timing import interleaved
 from torch import Tensor
 

@@ -17,9 +17,9 @@ from draftsmith.benchmarks.on_gpu.arms import why
 from draftsmith.benchmarks.on_gpu.calls import made, seconds_a_call
 from draftsmith.benchmarks.on_gpu.setting import Setting
 from draftsmith.benchmarks.on_gpu.shapes import eagle3_for
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import Generation, autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.proposer import Eagle3
 

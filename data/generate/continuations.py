@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive
 from ...decoding.random import FOR_TRAINING, salted
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...drafters.identity import TargetIdentity
 from ...errors import DataError, EnvironmentFailure, RequestError
 from ...storage import check_identity_file, derived_tensors, write_tensors, write_text, writing

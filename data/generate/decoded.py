@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import Generation, autoregressive, generate
 from ...decoding.proposal import Proposer
 from ...decoding.random import FOR_TRAINING, salted
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..rows.chats.spoken import text_of
 from ..rows.raw import Rejected
 from ..rows.records import Placed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ...decoding.target.hub import generation_ends
+from ...decoding.backbone.hub import generation_ends
 from ...errors import DataError
 from .raw import BadRow
 from .sandbox.meter import TooMuchWork

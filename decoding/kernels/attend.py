@@ -3,7 +3,7 @@
 The query heads that share a key-value head are rows of one product, so that keys and values are read once. With one
 part a text would be read by as many multiprocessors as there are key-value heads, 8 of 132: here each part gives a
 weighted sum of its values, and a second launch adds these up (Dao et al. 2023, Flash-Decoding).
-Read next: `../target/lean/on_cuda.py`, which calls this.
+Read next: `../backbone/lean/on_cuda.py`, which calls this.
 
 Shapes: B rows, Q query heads, G key-value heads, N new tokens, D head size, L slots, T slots in view, S parts,
 M = Q / G x N rows of a product.

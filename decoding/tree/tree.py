@@ -3,7 +3,7 @@
 A `Tree` has the same shape for every row and every step; `RowTrees` are built on the device, one
 per row, within fixed bounds. A chain is a tree in which every node has one child; the engine and
 the rules know trees only. Read next: `tree/build.py`, which makes trees of paths, confidences and
-tries; `rules/acceptance.py`, which walks them; `target/backbone.py`, which verifies them in one call.
+tries; `rules/acceptance.py`, which walks them; `backbone/backbone.py`, which verifies them in one call.
 
 Shapes: B rows (1 where all rows share it), N nodes, the root included, C children of a node.
 """

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...decoding.target.kv_cache import KVCache
+from ...decoding.backbone.kv_cache import KVCache
 from ..layers.llama import Projected, attend
 from ..layers.sinks import Keys
 from ..layers.sunk import SunkContext

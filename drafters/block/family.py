@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ...decoding.target.hidden_states import check_states
+from ...decoding.backbone.hidden_states import check_states
 from ...errors import RequestError
 from ..config import DrafterConfig
 from ..folder import read_settings
@@ -24,7 +24,7 @@ from .selected import DFlash2, DFlash2Net, check_tree
 from .trees import TreeShape
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 
 _DRAFTERS: dict[str, tuple[type[BlockNet], type[DFlash]]] = {

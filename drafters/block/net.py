@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from ...decoding.target.kv_cache import KVCache
+from ...decoding.backbone.kv_cache import KVCache
 from ..layers.llama import FeedForward, LayerShape, Norm, Projected, Rotary, embedding_spread, turned
 from ..layers.recomputed import again
 from ..layers.sinks import Keys

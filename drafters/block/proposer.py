@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...decoding.tree.tree import Nodes, chain, tree_mask
 from ...errors import RequestError
 from ..model.chains import cut_short, off_slots

@@ -20,7 +20,7 @@ from .peagle import PeagleNet
 from .proposer import EAGLE_1_TREE, Eagle, Eagle3
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 
 def load_eagle_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Eagle:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...decoding.target.hidden_states import check_states
+from ...decoding.backbone.hidden_states import check_states
 from ...errors import RequestError
 from ..folder import REMEDY, read_settings
 from ..projection import check_logits
@@ -22,7 +22,7 @@ from .peagle import PeagleNet
 from .proposer import Eagle, Eagle3
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 
 def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:

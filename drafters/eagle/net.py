@@ -19,8 +19,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ...decoding.target.kv_cache import KVCache
-from ...decoding.target.stacked import Together
+from ...decoding.backbone.kv_cache import KVCache
+from ...decoding.backbone.stacked import Together
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, Rotary
 from ..layers.passes import Passes, Sunk
 from ..layers.recomputed import again

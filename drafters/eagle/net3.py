@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ...decoding.target.stacked import through
+from ...decoding.backbone.stacked import through
 from ...errors import RequestError
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Rotary
 from ..projection import scaled_weight

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Proposal, pick
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..model.chains import off_slots
 from ..temperatures import Policy, samples
 from .peagle import PeagleNet

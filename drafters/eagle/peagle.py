@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ...decoding.target.kv_cache import KVCache
+from ...decoding.backbone.kv_cache import KVCache
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, embedding_spread
 from ..layers.recomputed import again
 from ..sizes import check_parts, check_sizes

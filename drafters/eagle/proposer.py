@@ -20,11 +20,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.hidden_states import LAST
 from ...decoding.proposal import Committed, DraftSampling, Proposal, pick
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.hidden_states import LAST
 from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
 from ...decoding.tree.tree import chain, tree_mask
 from ...errors import RequestError

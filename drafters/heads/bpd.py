@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ..folder import read_settings
 from ..projection import Projection, check_logits
 from ..sizes import check_sizes

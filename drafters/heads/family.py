@@ -19,7 +19,7 @@ from .hydra import Hydra, HydraHeads, hydra_on, load_hydra
 from .medusa import Medusa, MedusaHeads, load_medusa
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 
 def load_medusa_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Medusa:

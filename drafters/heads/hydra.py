@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Committed, DraftSampling, Proposal, pick
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...decoding.tree.build import Choices
 from ..folder import read_settings
 from ..layers.llama import LayerShape

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ...decoding.target.kv_cache import KVCache
+from ...decoding.backbone.kv_cache import KVCache
 from ..eagle.net import EagleLayer
 from ..layers.llama import LayerShape, Norm, Rotary
 from ..layers.passes import Passes

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.hidden_states import LAST
 from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.hidden_states import LAST
 from ...decoding.tree.build import Choices, fill_choices, tree_of_paths
 from ...decoding.tree.search import Path as IndexPath
 from ...decoding.tree.search import best_tree_greedy

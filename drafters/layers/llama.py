@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...decoding.target.kv_cache import KVCache
-from ...decoding.target.lean.on_cpu import rms_norm
-from ...decoding.target.stacked import Together
+from ...decoding.backbone.kv_cache import KVCache
+from ...decoding.backbone.lean.on_cpu import rms_norm
+from ...decoding.backbone.stacked import Together
 from ..sizes import check_number, check_sizes
 from .rope import check_scaling, frequencies, rope_of
 

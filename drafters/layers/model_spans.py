@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ...decoding.target.attention import NAME, OWN, grouped_attention, own_attention
+from ...decoding.backbone.attention import NAME, OWN, grouped_attention, own_attention
 from .spans import Spans
 
 _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ...decoding.backbone.windows import Window
 from ...decoding.on_host import on_host
-from ...decoding.target.windows import Window
 
 BLOCK = 256
 """Queries that go together: their mask is the largest that there is, so many places for each key."""

@@ -17,7 +17,7 @@ from .prompt_lookup import PromptLookup
 from .rest import Rest
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 
 def prompt_lookup(config: DrafterConfig, target: Backbone, _corpora: Corpora) -> PromptLookup:

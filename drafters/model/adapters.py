@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ...decoding.target.backbone import Backbone, Seen
-from ...decoding.target.kv_cache import KVCache
-from ...decoding.target.windows import Masks
+from ...decoding.backbone.backbone import Backbone, Seen
+from ...decoding.backbone.kv_cache import KVCache
+from ...decoding.backbone.windows import Masks
 from ...errors import RequestError
 from ...storage import read_tensors, tensor_heads
 from ..folder import REMEDY, built_from, check_exportable, names_in, not_finite

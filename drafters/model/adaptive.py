@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.rows import Late
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..temperatures import Policy
 from .draft_model import DraftModel
 

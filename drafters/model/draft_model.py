@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.rows import places
 from ...decoding.rules.acceptance import row_of
 from ...decoding.sampling import Warper, draw
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 from ..history import History
 from ..temperatures import Policy, at_depth, samples

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.layers import with_layers
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.layers import with_layers
 from ...errors import RequestError
 from ..folder import read_settings, write_card, write_entry
 from .draft_model import DraftModel

@@ -29,7 +29,7 @@ from .adapters import RowBackbone
 from .draft_model import DraftModel
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 FAMILY = "ensemble"
 

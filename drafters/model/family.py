@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.loading import load_target
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.loading import load_target
 from ...errors import RequestError
 from ..config import BY_AUTO, DrafterConfig
 from ..families import FAMILIES, Corpora

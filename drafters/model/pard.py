@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone, check_token_ids
 from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
 from ...decoding.rows import places
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone, check_token_ids
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..folder import REMEDY

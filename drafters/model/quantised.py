@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.layers import assembled
-from ...decoding.target.quantised import group_for, linear, quantisation_of, torchao_config
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.layers import assembled
+from ...decoding.backbone.quantised import group_for, linear, quantisation_of, torchao_config
 from ...errors import RequestError
 from ..folder import read_settings, write_card, write_entry
 from .draft_model import DraftModel

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
-from ...decoding.target.hidden_states import check_states
+from ...decoding.backbone.hidden_states import check_states
 from ..config import DrafterConfig
 from ..eagle.proposer import EAGLE_1_TREE
 from ..folder import read_settings
@@ -21,7 +21,7 @@ from .net import MtpNet
 from .proposer import Mtp
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 
 def load_mtp_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Mtp:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ...decoding.target.hidden_states import UNNORMED
+from ...decoding.backbone.hidden_states import UNNORMED
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, Rotary, sizes_like, turned
 from ..sizes import check_sizes
 

@@ -17,8 +17,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ...decoding.target.hidden_states import LAST, UNNORMED
-from ...decoding.target.stacked import Together
+from ...decoding.backbone.hidden_states import LAST, UNNORMED
+from ...decoding.backbone.stacked import Together
 from ..eagle.net import PairNet
 from ..layers.llama import Norm
 from .layers import MtpAttention, MtpLayer, MtpShape, rotary_of

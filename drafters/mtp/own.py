@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...decoding.target.hub import folder_or_name
-from ...decoding.target.weights import weight_files
+from ...decoding.backbone.hub import folder_or_name
+from ...decoding.backbone.weights import weight_files
 from ...errors import RequestError
 from ...storage import read_tensors, tensor_heads
 from ..layers.llama import sizes_like

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ..eagle.proposer import Eagle
 from .net import MtpNet
 

@@ -15,8 +15,8 @@ from .proposer import SuffixDecoding
 if TYPE_CHECKING:
     import torch
 
+    from ...decoding.backbone.backbone import Backbone
     from ...decoding.proposal import Proposer
-    from ...decoding.target.backbone import Backbone
 
 
 def suffix(config: DrafterConfig, target: Backbone, corpora: Corpora) -> SuffixDecoding:

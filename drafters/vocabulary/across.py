@@ -23,7 +23,7 @@ from .foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from .shared_tokens import Vocabulary, VocabularyPair
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 _log = logging.getLogger(__name__)
 ENOUGH = 0.5
@@ -41,7 +41,7 @@ def load_across(
     Raises:
         RequestError: a drafter of another family, tokens that cannot be compared, or a PARD draft of other tokens.
     """
-    from ...decoding.target.loading import load_target
+    from ...decoding.backbone.loading import load_target
 
     entry = read_entry(path) if is_drafter(path) else None
     if entry is not None and kind_of(entry["family"]) != "model":

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
-from ...decoding.target.backbone import Backbone
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..model.chains import chain_of

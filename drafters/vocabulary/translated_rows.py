@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.proposal import Committed
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 from ..history import History
 from ..model.context import say_limit

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import torch
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import generate
 from ...decoding.proposal import Proposer
 from ...decoding.rules.choice import is_lossy
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import Ensemble

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive, generate
 from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...errors import RequestError
 from .determinism_result import Compared, Determinism, Invariance, Setting
 from .fingerprints import Watched

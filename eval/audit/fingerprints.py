@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone, Seen
+from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
 from ...decoding.rules.acceptance import Outcome
 from ...decoding.rules.choice import rule_for
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone, Seen
-from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import AnyTree
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

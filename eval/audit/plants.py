@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import DraftSampling, Proposal, Proposer
 from ...decoding.random import Uniforms
 from ...decoding.rules.acceptance import Outcome, Rule, accept_chain, residual, row_of
 from ...decoding.rules.lossy import typical_acceptance
 from ...decoding.sampling import Warper, draw
-from ...decoding.target.backbone import Backbone
 from ...decoding.tree.tree import Tree
 from ...drafters.model.draft_model import DraftModel
 from .toy_models.table import TableModel

@@ -20,8 +20,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVCache
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 
 

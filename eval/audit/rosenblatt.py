@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...drafters.model.draft_model import fit_vocabulary
 from .power import detectable_total_variation
 from .scores import FRONT, ScoreSums

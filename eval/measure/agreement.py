@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive, generate
 from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...errors import RequestError
 from ..report.tables import MISSING, interval, plain_table
 from .metrics import ratio

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Proposer
-from ...decoding.target.backbone import Backbone
 from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import Ensemble

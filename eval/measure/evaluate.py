@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.hidden_states import layer_count
-from ...decoding.target.recurrence.scan import recurrent_layers
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.hidden_states import layer_count
+from ...decoding.backbone.recurrence.scan import recurrent_layers
 from ...drafters.identity import shown_name
 from ..config import EvalConfig
 from ..report.pieces import pieces_of
 from ..report.results import SCHEMA_VERSION
 from .arms import Arm, check_answer_length
+from .backbone.experts import experts_read
 from .degeneracy import degeneracy
 from .environment import environment
 from .metrics import Acceptance, acceptance
 from .requests import Request
 from .rounds import Run, decode, speed_fields
 from .speed import Costs, bytes_of, measure_costs
-from .target.experts import experts_read
 from .weight_files import target_hash
 
 _SIZES = (2, 3, 5, 9, 17, 33, 65)  # nodes of the verify calls that are timed

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import generate
 from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...drafters.families import FAMILIES, function
 from ...drafters.model.ensemble import Ensemble
 from .metrics import tau

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.proposal import TeacherForced
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.search import acceptance_of
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ...data.prompts import Prompt, fitting_ids, render
 from ...data.rows.chats.spoken import Spoken
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..config import EvalConfig
 
 

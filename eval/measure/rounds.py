@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import Generation, autoregressive, generate
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..config import EvalConfig
 from ..live import live
 from .arms import Arm

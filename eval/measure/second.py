@@ -14,9 +14,9 @@ from typing import Any
 
 from scipy import stats
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import generate
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..config import EvalConfig
 from .arms import Arm
 from .metrics import Counts, acceptance, counts_of

@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ...data.prompts import Prompt, render
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..report.tables import MISSING, interval, number
 from .degeneracy import degeneracy
 from .metrics import ratio

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.cut import held_part
-from ...decoding.target.kv_cache import KVCache
-from ...decoding.target.quantised import plain_parts
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.cut import held_part
+from ...decoding.backbone.kv_cache import KVCache
+from ...decoding.backbone.quantised import plain_parts
 from ...decoding.tree.tree import chain
 from ...drafters.model.adapters import idle_weights
 from .timing import Call, recorded, times_as_long, turns
 
 if TYPE_CHECKING:
-    from .target.experts import Experts
+    from .backbone.experts import Experts
 
 _IN_A_ROW = 2
 """Calls of a turn."""

@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive, generate
 from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...decoding.tree.search import Path, best_budget, best_tree_dp, best_tree_greedy, expected_tokens
 from ...drafters.eagle.proposer import EAGLE_1_TREE, Eagle
 from ...drafters.heads.medusa import HeadsOnTree, default_paths

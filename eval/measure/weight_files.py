@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from ...storage import is_first, sha256
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
 
 _KINDS = ("config.json", "adapter_config.json", "*.safetensors")
 _BLOB = re.compile(r"[0-9a-f]{64}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...data.generate.server_request import ServerRequest
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...storage.formats import AUDIT
 from ..audit.audit import FALSE_ALARM
 from ..audit.replay import Replay

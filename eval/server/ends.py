@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from .answer import Answer
 from .answers import Judgeable
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...data.generate.server_defaults import left_on
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..audit.audit import failures_of
 from ..audit.replay import Replay, replay
 from ..config import AuditConfig

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..measure.metrics import Floats
 from .answers import Judgeable
 

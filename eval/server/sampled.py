@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.sampling import Warper, draw
-from ...decoding.target.backbone import Backbone
 from ..audit.audit import failures_of, level_of
 from ..audit.rosenblatt import Floats, Judged, Rosenblatt, distributions, judge, transform
 from ..audit.scores import Scores, ScoreSums

@@ -23,9 +23,9 @@ from typing import Any
 
 from scipy import stats
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..audit.replay import Replay, explained_near_ties, histogram_of, one_by_one
 from .answer import Answer
 from .answers import Judgeable

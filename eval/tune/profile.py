@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...drafters.grids import Grid
 from ...drafters.temperatures import FACTORS
 from ...errors import RequestError

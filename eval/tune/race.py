@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ..config import EvalConfig
 from ..measure.arms import Arm
 from ..measure.metrics import Interval, acceptance

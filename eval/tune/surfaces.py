@@ -15,10 +15,10 @@ from itertools import cycle, islice, pairwise
 from math import exp, log
 from typing import Any
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import Generation, autoregressive, generate
 from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...drafters.grids import Grid
 from ..config import EvalConfig
 from ..measure.metrics import tau

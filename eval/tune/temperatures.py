@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import generate
 from ...decoding.proposal import Proposal, Proposer
 from ...decoding.random import Uniforms
 from ...decoding.rules.acceptance import Outcome, chain_q
 from ...decoding.rules.choice import rule_for
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ..measure.requests import Request
 
 TRIED = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)

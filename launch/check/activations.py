@@ -123,7 +123,7 @@ def _tuned_width(recipe: Recipe, part: nn.Module) -> float:
 
 def reading(recipe: Recipe, target: Any) -> float:
     """The frozen target's forward pass: of a layer that is done nothing but its states is kept."""
-    from ...decoding.target.experts import expert_widths
+    from ...decoding.backbone.experts import expert_widths
 
     T = micro_tokens(recipe)
     # three fused states, the last and an embedding are handed over at most; the widest part of a

@@ -118,7 +118,7 @@ def _of_template(recipe: Recipe, models: Models, failures: Sequence[str]) -> lis
         return []
     from ...data.rows.chats.ends import endless_answers
     from ...data.rows.templates import ChatTemplate
-    from ...decoding.target.hub import ends_of
+    from ...decoding.backbone.hub import ends_of
 
     tokenizer, data = models.tokenizer(), recipe.data
     config = models.target().config.get_text_config(decoder=True)
@@ -157,7 +157,7 @@ def _device(recipe: Recipe) -> str:
 
 
 def _batch(recipe: Recipe) -> str:
-    from ...decoding.target.cut import teams
+    from ...decoding.backbone.cut import teams
     from ...trainers.loop.setup import accumulation
 
     count, loop = devices_of(recipe).processes, recipe.loop
@@ -234,7 +234,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
 
 def _check_embedded(recipe: Recipe, models: Models, ids: Sequence[int], where: str) -> str:
     """Raise RequestError for tokens of texts without a row in the target's embedding; how many tokens have none."""
-    from ...decoding.target.backbone import Backbone, check_token_ids
+    from ...decoding.backbone.backbone import Backbone, check_token_ids
 
     if not recipe.record.has_target:
         return ""
@@ -314,7 +314,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
 
 def _of_the_draft(models: Models, needed: int) -> str:
     """That a draft model reads shorter texts than are decoded, where it does."""
-    from ...decoding.target.backbone import context_limits
+    from ...decoding.backbone.backbone import context_limits
 
     try:
         config: Any = getattr(models.student(), "config", None)

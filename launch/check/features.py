@@ -70,7 +70,7 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
 
 def _layers(recipe: Recipe, models: Models) -> tuple[int, ...]:
     """Which hidden states the drafter is taught by."""
-    from ...decoding.target.hidden_states import LAST
+    from ...decoding.backbone.hidden_states import LAST
 
     own: Any = next((each.config for each in models.student().modules() if hasattr(each, "config")), None)
     return (*getattr(own, "layers", ()), LAST) if _states(recipe, models) > 1 else (LAST,)
@@ -201,8 +201,8 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
     """Seconds of the target's pass per token, all processes together."""
     import torch
 
-    from ...decoding.target.experts import unread_by_a_token
-    from ...decoding.target.hidden_states import decoder_of
+    from ...decoding.backbone.experts import unread_by_a_token
+    from ...decoding.backbone.hidden_states import decoder_of
 
     config = target.config.get_text_config(decoder=True)
     count = int(config.num_hidden_layers)

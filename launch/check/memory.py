@@ -75,7 +75,7 @@ def _target_held(recipe: Recipe, target: nn.Module, devices: Devices) -> dict[st
 
 def held_bytes(recipe: Recipe, target: nn.Module) -> float:
     """Bytes of a whole target: those of quantised layers by their bits, the scales of groups left out."""
-    from ...decoding.target.quantised import bytes_a_weight, linear
+    from ...decoding.backbone.quantised import bytes_a_weight, linear
 
     size = float(BYTES[recipe.target.dtype])
     packed = bytes_a_weight(recipe.target.quantization, target.config)
@@ -89,7 +89,7 @@ def held_bytes(recipe: Recipe, target: nn.Module) -> float:
 
 def layer_sizes(target: nn.Module) -> list[int]:
     """Numbers in the weights of each decoder layer."""
-    from ...decoding.target.hidden_states import decoder_of, layer_count, layers_of
+    from ...decoding.backbone.hidden_states import decoder_of, layer_count, layers_of
 
     return [parameters(each) for each in layers_of(decoder_of(target), layer_count(target))]
 

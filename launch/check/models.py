@@ -71,8 +71,8 @@ class Models:
 
 def check_target(recipe: Recipe, models: Models) -> str:
     """Size of the target, which can be decoded with."""
-    from ...decoding.target.backbone import context_limits
-    from ...decoding.target.quantised import quantisation_of
+    from ...decoding.backbone.backbone import context_limits
+    from ...decoding.backbone.quantised import quantisation_of
 
     model = models.target()
     config: Any = model.config.get_text_config(decoder=True)
@@ -92,7 +92,7 @@ def check_target(recipe: Recipe, models: Models) -> str:
 
 def _read(model: PreTrainedModel) -> str:
     """How many of a mixture's numbers a token reads."""
-    from ...decoding.target.experts import unread_by_a_token
+    from ...decoding.backbone.experts import unread_by_a_token
 
     unread = unread_by_a_token(model)
     return f" ({(parameters(model) - unread) / 1e6:,.1f} M of them for a token)" if unread else ""
@@ -141,14 +141,14 @@ def check_recipe(recipe: Recipe) -> None:
 
 def _target(recipe: Recipe) -> PreTrainedModel:
     """The target's shapes, for every check that asks; refused where no method could train for it."""
-    from ...decoding.target.attention import use_grouped_attention
-    from ...decoding.target.backbone import check_rollback
-    from ...decoding.target.cut import check_layers, check_team
-    from ...decoding.target.foreign import check_generation_config
-    from ...decoding.target.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
-    from ...decoding.target.quantised import check_can_read
-    from ...decoding.target.releases import check_release, keep_soft_cap
-    from ...decoding.target.weights import check_held, check_weight_files
+    from ...decoding.backbone.attention import use_grouped_attention
+    from ...decoding.backbone.backbone import check_rollback
+    from ...decoding.backbone.cut import check_layers, check_team
+    from ...decoding.backbone.foreign import check_generation_config
+    from ...decoding.backbone.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
+    from ...decoding.backbone.quantised import check_can_read
+    from ...decoding.backbone.releases import check_release, keep_soft_cap
+    from ...decoding.backbone.weights import check_held, check_weight_files
 
     path, revision = recipe.target.path, recipe.target.revision
     trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
@@ -178,7 +178,7 @@ def _target(recipe: Recipe) -> PreTrainedModel:
 
 def is_described(target: TargetConfig) -> bool:
     """Whether a target has to be taken from `sizes`."""
-    from ...decoding.target.hub import is_here
+    from ...decoding.backbone.hub import is_here
 
     if target.sizes is None or is_here(target.path, revision=target.revision):
         return False
@@ -242,7 +242,7 @@ def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> 
 
     import torch
 
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
     from ...trainers.teacher.tuned import TunedTarget
 
     with torch.device("meta"):

@@ -21,7 +21,7 @@ def check_room(recipe: Recipe, config: Any, longest: int, *, answer: int, depth:
         answer: most tokens that are written behind it.
         depth: tokens drafted behind those.
     """
-    from ...decoding.target.backbone import context_limits
+    from ...decoding.backbone.backbone import context_limits
 
     context, reason = min(context_limits(config.get_text_config(decoder=True)))
     if longest + answer + depth > context:

@@ -1,7 +1,7 @@
 """What it takes to have a target lie over several processes: what each pass exchanges, and what the hosts keep.
 
 Both ways of cutting it are weighed by the same rule: bytes that a process is sent for one pass of all rows. Read
-next: `memory.py`, what a device holds; `decoding/target/cut.py`, the two ways.
+next: `memory.py`, what a device holds; `decoding/backbone/cut.py`, the two ways.
 """
 
 from __future__ import annotations

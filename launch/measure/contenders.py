@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Proposer
-from ...decoding.target.backbone import Backbone
 from ...drafters.config import DrafterConfig, turned_off
 from ...drafters.families import FAMILIES, Family
 from ...drafters.folder import read_entry

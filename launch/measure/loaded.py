@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.rows.chats.ends import endless_answers
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.loading import load_target
+from ...decoding.backbone.quantised import quantisation_of
 from ...decoding.proposal import Proposer
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.loading import load_target
-from ...decoding.target.quantised import quantisation_of
 from ...drafters.hub import shown
 from ...drafters.identity import TargetIdentity
 from ...drafters.registry import load_drafter
@@ -160,7 +160,7 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
     if recipe is None:
         return _rounded(pair)
     from ...data.rows.prepare import prepare
-    from ...eval.measure.target.drift import measure_drift
+    from ...eval.measure.backbone.drift import measure_drift
 
     config = recipe.target
     original = load_target(
@@ -189,7 +189,7 @@ def _rounded(pair: Loaded) -> dict[str, Any] | None:
     if config.unquantised is not None:
         _check_quantised(pair.target, config.unquantised)
     from ...data.rows.prepare import prepare
-    from ...eval.measure.target.drift import measure_drift
+    from ...eval.measure.backbone.drift import measure_drift
 
     original = load_target(
         config.unquantised or pair.target.name,

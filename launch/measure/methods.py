@@ -16,8 +16,8 @@ from ...errors import RequestError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ...decoding.backbone.backbone import Backbone
     from ...decoding.proposal import Proposer
-    from ...decoding.target.backbone import Backbone
     from ..recipe.model import Recipe
 
 TRAINED = "trained"

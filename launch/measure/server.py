@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.generate.server_defaults import filled_in
 from ...data.prompts import Prompt, fitting_ids
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.hub import generation_settings, load_tokenizer
-from ...decoding.target.loading import load_target
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.hub import generation_settings, load_tokenizer
+from ...decoding.backbone.loading import load_target
 from ...errors import DraftsmithError, EnvironmentFailure
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import NOT_AUDITED

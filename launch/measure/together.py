@@ -3,7 +3,7 @@
     accelerate launch --config_file ddp.yaml -m draftsmith.launch.cli eval RUN --target.tensor_parallel 8
 
 `tune`, `tree` and `chat` decide by themselves and are refused (`check_alone`). Read next: `run.py`, which asks here;
-`decoding/target/cut.py`, how the target lies over them.
+`decoding/backbone/cut.py`, how the target lies over them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ...decoding.backbone.cut import Cut
 from ...decoding.devices import runs_on_cpu
-from ...decoding.target.cut import Cut
 from ...errors import RequestError
 from ...storage import is_first
 from ..check.devices import processes

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive
 from ...decoding.proposal import TeacherForced
 from ...decoding.sampling import Warper
-from ...decoding.target.backbone import Backbone
 from ...drafters.config import DrafterConfig
 from ...drafters.families import FAMILIES, family_of
 from ...drafters.folder import read_entry

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.prompts import Prompt
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.families import training_free
 from ...drafters.hub import is_fetched, shown
 from ...drafters.tuned_file import write_tuned

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.identity import shown_name
 from ...drafters.tuned_file import from_call
 from ...eval.config import EvalConfig

@@ -216,7 +216,7 @@ def subject_of(run: Path, name: str, recipe: Recipe, base_model: str | None, lic
 
 def _target_of(path: str, revision: str | None, name: str) -> ServedTarget | None:
     """The target as engines are told of it; None where no config is here, or one that code of its own would read."""
-    from ...decoding.target.hub import load_config
+    from ...decoding.backbone.hub import load_config
 
     config = _file_here(path, "config.json", revision)
     if config is None:
@@ -252,7 +252,7 @@ def _file_here(target: str, name: str, revision: str | None = None) -> Path | No
     """A file of a target, in its folder or fetched before; no hub is asked."""
     from huggingface_hub import try_to_load_from_cache
 
-    from ...decoding.target.hub import folder_or_name
+    from ...decoding.backbone.hub import folder_or_name
 
     place = Path(folder_or_name(target))
     found = place / name if place.is_dir() else None

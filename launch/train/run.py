@@ -20,7 +20,7 @@ from .folder import held_folder
 from .status import Status
 
 if TYPE_CHECKING:
-    from ...decoding.target.backbone import Backbone
+    from ...decoding.backbone.backbone import Backbone
     from ...trainers.loop.loop import Outcome, Probe
 
 

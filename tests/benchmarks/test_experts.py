@@ -12,8 +12,8 @@ import pytest
 import torch
 from draftsmith.benchmarks.common.neighbours import times_as_long
 from draftsmith.benchmarks.common.records import read_record
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.experts import experts_of
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.experts import experts_of
 from scripts import load
 from torch import nn
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from draftsmith.benchmarks.common.records import Figure
 from draftsmith.data.rows.packed import Document, PackedRows, pack
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import LAST
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import LAST
 from draftsmith.drafters.projection import Projection
 from scripts import load
 from small_heads import make_on_target as make

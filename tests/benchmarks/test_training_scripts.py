@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.benchmarks.common.records import Figure, read_record
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.folder import read_entry
 from draftsmith.drafters.model.early_exit import save_early_exit
 from draftsmith.launch.cli import main

@@ -12,8 +12,8 @@ import torch
 from draftsmith.benchmarks.common.waits import Watch, Watched, count_waits
 from draftsmith.benchmarks.on_gpu.setting import tiny
 from draftsmith.benchmarks.on_gpu.shapes import LLAMA_1B, target_of
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.model.draft_model import DraftModel
 from scripts import SCRIPTS
 from torch import Tensor

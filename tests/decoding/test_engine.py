@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.graphs import Held
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.drafters.lookup.function import CallableDrafter
 from draftsmith.drafters.lookup.lookahead import Lookahead
@@ -446,7 +446,7 @@ class _Listener(PromptLookup):
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_drafter_gets_the_hidden_states_that_it_asks_for(lean: bool) -> None:
     """Those of prompt and accepted tokens equal a plain forward's over the same text."""
-    from draftsmith.decoding.target.attention import use_grouped_attention
+    from draftsmith.decoding.backbone.attention import use_grouped_attention
 
     target = make_target("qwen3")
     use_grouped_attention(target.model)

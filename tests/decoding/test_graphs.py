@@ -16,12 +16,12 @@ import pytest
 from conftest import VOCABULARY, make_drafter, make_target
 from draftsmith.benchmarks.common.random_models import GROUPED, RECURRENT, WINDOWED
 from draftsmith.decoding import engine, graphs
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache, few_sizes
 from draftsmith.decoding.engine import Generation, autoregressive, generate
 from draftsmith.decoding.graphs import Held, _say
 from draftsmith.decoding.rules.acceptance import accept_greedy
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache, few_sizes
 from draftsmith.drafters.lookup.function import CallableDrafter
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.draft_model import DraftModel
@@ -277,5 +277,5 @@ def test_static_capacities_are_of_few_sizes() -> None:
 def test_a_wider_capacity_changes_no_text(target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     common: dict[str, Any] = {"warper": SAMPLED, "max_new_tokens": 12, "seed": 1}
     few = generate(target, make_drafter(target), PROMPTS, static=True, **common)
-    monkeypatch.setattr("draftsmith.decoding.target.kv_cache.few_sizes", lambda slots: slots)
+    monkeypatch.setattr("draftsmith.decoding.backbone.kv_cache.few_sizes", lambda slots: slots)
     assert generate(target, make_drafter(target), PROMPTS, static=True, **common).tokens == few.tokens

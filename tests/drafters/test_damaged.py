@@ -12,9 +12,9 @@ import pytest
 from conftest import make_drafter, make_target
 from damaged import KINDS, damage
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import load_config, load_tokenizer
-from draftsmith.decoding.target.loading import load_model
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import load_config, load_tokenizer
+from draftsmith.decoding.backbone.loading import load_model
 from draftsmith.drafters.export import ServedTarget, export_of
 from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.drafters.registry import load_drafter
@@ -156,7 +156,7 @@ def test_damaged_files_of_a_model(
 @pytest.mark.parametrize("verb", ["eval", "audit"])
 def test_from_the_command_line(verb: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """One message without a traceback, and the exit code of a request that cannot work."""
-    from draftsmith.decoding.target.loading import load_target
+    from draftsmith.decoding.backbone.loading import load_target
 
     target = load_target("tiny")
     save_draft_model(target.model, tmp_path / "d", target)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import Generation, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError

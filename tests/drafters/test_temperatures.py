@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_drafter
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.rules.acceptance import Outcome, accept_chain, accept_tree
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.model.ensemble import join, join_adapters
 from draftsmith.drafters.model.pard import Pard

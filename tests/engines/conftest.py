@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.launch.cli import main
 from engines.cases import RUNS, TRAINING, Trained
 from engines.engine import Vllm

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftsmith.decoding.target.hub import embedded_target
+from draftsmith.decoding.backbone.hub import embedded_target
 from draftsmith.launch.cli import main
 from engines.cases import Trained
 from engines.engine import NEEDED, PLACE

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.mtp.net import MtpNet

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.features.engine import EngineRequest, start_command
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.launch.cli import main
 from engines.engine import NEEDED
 from engines.findings import STATES_OF, Findings

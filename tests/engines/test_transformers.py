@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 import transformers
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.registry import load_drafter
 from engines.cases import Trained
 from engines.engine import MOST_TOKENS, NEEDED

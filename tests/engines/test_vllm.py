@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from draftsmith.benchmarks.common.records import Cell
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
 from engines.cases import CASES, MASK, Case, Trained

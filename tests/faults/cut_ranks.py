@@ -15,13 +15,13 @@ import torch
 from accelerate import Accelerator
 from counted_reads import counted_reads
 from draftsmith.data.features.store import FeatureStore
+from draftsmith.decoding.backbone import cut as cutting
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.cut import Cut, held_numbers
+from draftsmith.decoding.backbone.hidden_states import LAST, decoder_of
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target import cut as cutting
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.cut import Cut, held_numbers
-from draftsmith.decoding.target.hidden_states import LAST, decoder_of
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.projection import check_logits
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.speed import bytes_of

@@ -15,8 +15,8 @@ from draftsmith.data.generate import continuations
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.data.rows.prepare import Prepared
 from draftsmith.data.rows.report import DataReport
-from draftsmith.decoding.target.hidden_states import LAST
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hidden_states import LAST
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import DraftsmithError
 from draftsmith.trainers.config import FeaturesConfig
 from draftsmith.trainers.teacher import engine as teacher

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_drafter, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig

@@ -10,9 +10,9 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT, WINDOWED
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from random_models import own_text, random_model, ready, skip_unknown
 

@@ -15,11 +15,11 @@ import torch
 from conftest import VOCABULARY, make_drafter, make_target
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT, WINDOWED
 from draftsmith.decoding import graphs
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import Generation, autoregressive, generate
 from draftsmith.decoding.graphs import LEAST_TOKENS, Replayed
 from draftsmith.decoding.rules.acceptance import accept_greedy
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError
 from proposers import PROPOSERS, REPLAYED

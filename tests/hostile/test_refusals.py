@@ -12,10 +12,10 @@ import pytest
 import torch
 from conftest import make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import EMBEDDED, load_config
-from draftsmith.decoding.target.loading import load_model, load_target
-from draftsmith.decoding.target.weights import check_weight_files
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import EMBEDDED, load_config
+from draftsmith.decoding.backbone.loading import load_model, load_target
+from draftsmith.decoding.backbone.weights import check_weight_files
 from draftsmith.drafters.export import ServedTarget, export_of
 from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError, TrainingFailed

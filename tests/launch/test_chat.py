@@ -7,10 +7,10 @@ import re
 import sys
 
 import pytest
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.eval.report.pieces import Pieces, pieces_of
 from draftsmith.launch.cli import main

@@ -10,10 +10,10 @@ from typing import Any
 import killable
 import pytest
 import torch
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.measure.metrics import tau
 from draftsmith.launch.cli import main

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.families import FAMILIES

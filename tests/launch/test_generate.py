@@ -25,11 +25,11 @@ from draftsmith.data.rows.prepare import prepare
 from draftsmith.data.rows.records import RecordReader
 from draftsmith.data.rows.sources import open_sources
 from draftsmith.data.rows.templates import named_template, render_chat
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import embedded_target, load_tokenizer
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.launch.cli import main
 from safetensors.torch import load_file, save_file

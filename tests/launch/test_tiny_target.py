@@ -13,8 +13,8 @@ import torch
 from conftest import make_target
 from draftsmith.data.rows.stdlib import stdlib_texts
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_model, load_target
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_model, load_target
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.tiny_target import between, held_out_loss, install, keep_part, loop_share, texts
 from draftsmith.launch.train import train

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper, draw
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.export import Export, Served, ServedTarget

@@ -11,7 +11,7 @@ from typing import Any
 
 from bigram import BigramNet, BigramShape
 from draftsmith.data.rows.prepare import Prepared
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.errors import RequestError
 from draftsmith.trainers.labels import labelled
 from draftsmith.trainers.loop.loop import Outcome

@@ -15,10 +15,10 @@ from draftsmith.data.generate.continuations import Continuations
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import PackedRows
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.folder import check_trainable_model, save_draft_model
 from draftsmith.drafters.model.ensemble import Ensemble
 from draftsmith.drafters.model.quantised import save_quantised

@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.model.draft_model import DraftModel, fit_vocabulary
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from conftest import make_target
 from draftsmith.data.rows.packed import Document, pack
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.errors import RequestError

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from chains import Batch, Chains, descend, learnt
 from conftest import VOCABULARY, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.hydra import Hydra
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ObjectiveConfig

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from chains import Batch, Chains, descend, learnt, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.medusa import Medusa
 from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError, Stopped

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from chains import Batch, Chains, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.lean.families import misfit
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.lean.families import misfit
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.heads.medusa import Medusa, load_medusa
 from draftsmith.drafters.identity import TargetIdentity
 from draftsmith.drafters.projection import Projection

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import Eagle3Config, MedusaConfig

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY, make_drafter
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.drafters.heads.bpd import Bpd
 from draftsmith.drafters.heads.hydra import Hydra
@@ -171,7 +171,7 @@ def test_a_drafter_s_own_distribution_goes_through_all_that_the_target_does(fami
     torch.testing.assert_close(heads.heads.logits(states, heads._projection), logits)
 
 
-@pytest.mark.slow  # the enumeration below, and trees behind a window in decoding/target/test_families.py
+@pytest.mark.slow  # the enumeration below, and trees behind a window in decoding/backbone/test_families.py
 def test_the_audit_of_a_capped_target_behind_its_window() -> None:
     """Answers of more than three windows, tree and chain."""
     window = {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}

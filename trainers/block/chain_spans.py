@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.hidden_states import decoder_of
+from ...decoding.backbone.windows import Masks, Window, Windows
 from ...decoding.on_host import on_host, sent
-from ...decoding.target.hidden_states import decoder_of
-from ...decoding.target.windows import Masks, Window, Windows
 from ...drafters.layers.model_spans import BY_SPANS, why_not_by_spans
 from ...drafters.layers.spans import first_seen, starts
 from ...errors import RequestError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from ...decoding.target.hidden_states import LAST, layer_count
+from ...decoding.backbone.hidden_states import LAST, layer_count
 from ...drafters.block.net import BlockNet, Layout, spread_layers
 from ...errors import RequestError
 from ..labels import check_in_rows

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...data.rows.prepare import Prepared
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.net import BlockNet, Layout
 from ..loop.loop import Outcome
 from ..sections import MakeProbe, Run, Sections

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from ...data.rows.prepare import Prepared
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.net import Layout
 from ...drafters.block.selected import DFlash2Net
 from ...errors import RequestError

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...data.rows.prepare import Prepared
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.dspark import DSparkNet
 from ...drafters.block.net import Layout
 from ..loop.loop import Outcome

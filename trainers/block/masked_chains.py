@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ...data.features.store import row_keys
+from ...decoding.backbone.hidden_states import decoder_of
+from ...decoding.backbone.recurrence.scan import is_recurrent
+from ...decoding.backbone.windows import Masks, Windows
 from ...decoding.on_host import all_on_host, sent
-from ...decoding.target.hidden_states import decoder_of
-from ...decoding.target.recurrence.scan import is_recurrent
-from ...decoding.target.windows import Masks, Windows
 from ...drafters.layers.model_spans import attending_by_spans
 from ...errors import RequestError
 from ..loop.objective import Batch

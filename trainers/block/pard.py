@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from ...data.rows.prepare import Prepared
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.recurrence.scan import is_recurrent
 from ...decoding.on_host import on_host, places, sent
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.recurrence.scan import is_recurrent
 from ...drafters.folder import save_draft_model
 from ...drafters.model.pard import mark, mask_of
 from ...drafters.projection import Projection, Shaping

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ...data.rows.prepare import Prepared
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.hidden_states import LAST
 from ...decoding.on_host import on_host, places, sent
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.hidden_states import LAST
 from ...drafters.eagle.peagle import PeagleNet
 from ...drafters.projection import Projection
 from ..eagle_common import in_text_order, reported, told_by_row

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.folder import adapters_of, check_trainable_model, derived_family, read_entry
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError

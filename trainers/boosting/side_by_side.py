@@ -17,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.folder import save_draft_model
 from ...drafters.model.ensemble import save_ensemble
 from ..labels import labelled

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...decoding.backbone.stacked import laid_out, product
 from ...decoding.on_host import distinct, on_host, sent
-from ...decoding.target.stacked import laid_out, product
 from ...drafters.layers.static import Static, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from .buckets import behind, lengthened

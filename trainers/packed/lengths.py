@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...decoding.target.backbone import context_limits
-from ...decoding.target.hub import load_config
+from ...decoding.backbone.backbone import context_limits
+from ...decoding.backbone.hub import load_config
 from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig

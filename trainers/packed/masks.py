@@ -1,6 +1,6 @@
 """What a token of a packed row may see: itself and earlier tokens of its document, through its layer's window.
 
-Read next: `passes.py`, which reads rows so; `decoding/target/windows.py`, windows of layers.
+Read next: `passes.py`, which reads rows so; `decoding/backbone/windows.py`, windows of layers.
 
 Shapes: R rows, S tokens of a row.
 """
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.windows import Masks, Window, Windows
 from ...decoding.on_host import on_host, sent
-from ...decoding.target.windows import Masks, Window, Windows
 from ...drafters.layers.spans import first_seen, starts
 
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ...data.rows.packed import documents_by_length
+from ...decoding.backbone.attention import OWN
+from ...decoding.backbone.cut import passes_of_others
+from ...decoding.backbone.hidden_states import decoder_of
+from ...decoding.backbone.recurrence.scan import is_recurrent
+from ...decoding.backbone.windows import Masks, Windows
 from ...decoding.on_host import on_host, places, sent
-from ...decoding.target.attention import OWN
-from ...decoding.target.cut import passes_of_others
-from ...decoding.target.hidden_states import decoder_of
-from ...decoding.target.recurrence.scan import is_recurrent
-from ...decoding.target.windows import Masks, Windows
 from ...drafters.layers.model_spans import attending_by_spans, why_not_by_spans
 from ...drafters.layers.static import Static, as_it_is
 from ...errors import RequestError

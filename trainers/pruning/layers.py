@@ -24,7 +24,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
 from ...data.rows.packed import PackedRows
-from ...decoding.target.layers import with_layers
+from ...decoding.backbone.layers import with_layers
 from ...errors import DataError
 from ...storage import write_text
 from ..config import ModelConfig

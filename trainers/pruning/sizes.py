@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...decoding.target.layers import check_layer_family, config_with_layers
+from ...decoding.backbone.layers import check_layer_family, config_with_layers
 from ...drafters.identity import TUNED
 from ...errors import FieldError, RequestError
 from ..config import FROM_TARGET, ModelConfig

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...decoding.target.layers import with_layers
+from ...decoding.backbone.layers import with_layers
 from ..loop.objective import Batch
 from ..packed.passes import hidden_states
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...decoding.target.layers import assembled, config_with_layers
+from ...decoding.backbone.layers import assembled, config_with_layers
 from ...errors import RequestError
 
 if TYPE_CHECKING:

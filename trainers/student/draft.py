@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from ...data.rows.packed import PackedRows
-from ...decoding.target.attention import use_own_attention
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.hub import is_here, load_config, load_sizes, load_tokenizer, skeleton
-from ...decoding.target.loading import load_model
-from ...decoding.target.temperature import use_positions
-from ...decoding.target.weights import check_held, check_weight_files
+from ...decoding.backbone.attention import use_own_attention
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.hub import is_here, load_config, load_sizes, load_tokenizer, skeleton
+from ...decoding.backbone.loading import load_model
+from ...decoding.backbone.temperature import use_positions
+from ...decoding.backbone.weights import check_held, check_weight_files
 from ...drafters.folder import check_trainable_model, save_draft_model
 from ...drafters.projection import check_logits
 from ...drafters.weights import check_finite

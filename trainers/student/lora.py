@@ -15,7 +15,7 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.folder import adapters_of, save_draft_model
 from ...drafters.model.adapters import (
     BASE,

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from ...decoding.target.hidden_states import decoder_of, layer_count, layers_of
+from ...decoding.backbone.hidden_states import decoder_of, layer_count, layers_of
 from ...drafters.layers.model_spans import attending_as_now
 from ...errors import RequestError
 from ..config import MASKED

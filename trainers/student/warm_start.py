@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ...decoding.target.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.families import FAMILIES
 from ...drafters.folder import REMEDY, built_from, read_entry
 from ...drafters.identity import TargetIdentity

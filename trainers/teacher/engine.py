@@ -26,7 +26,7 @@ from ...data.features.codec import FeatureDtype
 from ...data.features.engine import Answer, Engine, EngineRequest
 from ...data.features.store import FeatureStore, row_keys
 from ...data.rows.packed import PackedRows
-from ...decoding.target.hidden_states import LAST, decoder_of, last_norm
+from ...decoding.backbone.hidden_states import LAST, decoder_of, last_norm
 from ...errors import DraftsmithError, EnvironmentFailure, RequestError
 from ...storage import check_identity_file, write_text
 from ..config import FeaturesConfig

@@ -23,8 +23,8 @@ from ...data.config import DataConfig
 from ...data.generate.continuations import Named, Team, Wanted, Write, continuations, sample_tensors
 from ...data.rows.packed import PackedRows
 from ...data.rows.prepare import Prepared
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.random import FOR_TRAINING, salted
-from ...decoding.target.backbone import Backbone
 from ...errors import DraftsmithError
 from ..config import FeaturesConfig
 from .engine import EngineFeatures, agree

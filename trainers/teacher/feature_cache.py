@@ -22,10 +22,10 @@ from ...data.features.codec import token_bytes
 from ...data.features.store import FeatureStore
 from ...data.rows.prepare import Prepared
 from ...data.rows.templates import ChatTemplate
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.cut import is_cut, whole
-from ...decoding.target.hidden_states import LAST
-from ...decoding.target.quantised import plain_parts
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.cut import is_cut, whole
+from ...decoding.backbone.hidden_states import LAST
+from ...decoding.backbone.quantised import plain_parts
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..config import FeaturesConfig

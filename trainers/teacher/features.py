@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from ...data.features.codec import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
-from ...decoding.target.cut import is_cut, team_of
-from ...decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count
-from ...decoding.target.lean.families import misfit_on_gpu
-from ...decoding.target.lean.on_cuda import states_in_rows
-from ...decoding.target.windows import Masks
+from ...decoding.backbone.cut import is_cut, team_of
+from ...decoding.backbone.hidden_states import LAST, HiddenStates, decoder_of, layer_count
+from ...decoding.backbone.lean.families import misfit_on_gpu
+from ...decoding.backbone.lean.on_cuda import states_in_rows
+from ...decoding.backbone.windows import Masks
 from ..loop.objective import Batch
 from ..packed.passes import over_rows
 from .output import ALL, Part
@@ -49,7 +49,7 @@ Features = tuple[Tensor, ...]
 
 
 class FeatureSource(ABC):
-    """Where an objective gets the hidden states of `layers` from (`decoding/target/hidden_states.py`)."""
+    """Where an objective gets the hidden states of `layers` from (`decoding/backbone/hidden_states.py`)."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)

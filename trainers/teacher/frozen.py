@@ -17,10 +17,10 @@ from accelerate import Accelerator
 from torch import nn
 
 from ...data.rows.prepare import Prepared, prepare
-from ...decoding.target.backbone import Backbone, check_token_ids
-from ...decoding.target.cut import Cut, held_numbers, teams
-from ...decoding.target.loading import load_target
-from ...decoding.target.quantised import quantisation_of
+from ...decoding.backbone.backbone import Backbone, check_token_ids
+from ...decoding.backbone.cut import Cut, held_numbers, teams
+from ...decoding.backbone.loading import load_target
+from ...decoding.backbone.quantised import quantisation_of
 from ...drafters.folder import save_heads
 from ...drafters.projection import check_logits
 from ...errors import RequestError

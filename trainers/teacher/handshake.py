@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.features.engine import Engine, States
-from ...decoding.target.hidden_states import decoder_of, last_norm
+from ...decoding.backbone.hidden_states import decoder_of, last_norm
 from ...drafters.projection import Projection
 from ...errors import RequestError
 from ..packed.masks import row_masks

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.on_host import is_host
 from ...decoding.random import Uniforms
 from ...decoding.rows import Rows
 from ...decoding.sampling import Warper, draw
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 
 

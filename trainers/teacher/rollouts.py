@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from ...data.rows.packed import PackedRows
+from ...decoding.backbone.attention import use_grouped_attention
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.on_host import on_host, sent
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
-from ...decoding.target.attention import use_grouped_attention
-from ...decoding.target.backbone import Backbone
 from ...errors import RequestError
 from ..loop.objective import Batch
 from ..loop.sharding import is_sharded

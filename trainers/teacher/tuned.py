@@ -23,8 +23,8 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from ...data.rows.prepare import Prepared
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.loading import no_progress_bars
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.loading import no_progress_bars
 from ...drafters.folder import save_heads
 from ...drafters.identity import mark_tuned
 from ...drafters.model.adapters import adapted_layers

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from ....decoding.target.backbone import Backbone, Seen
-from ....decoding.target.kv_cache import KVCache
+from ....decoding.backbone.backbone import Backbone, Seen
+from ....decoding.backbone.kv_cache import KVCache
 from ....decoding.tree.tree import AnyTree
 from ....drafters.projection import PLAIN, Shaping
 

@@ -37,6 +37,6 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(chat_tokenizer_folder: Path) -> PreTrainedTokenizerBase:
-    from draftsmith.decoding.target.hub import load_tokenizer
+    from draftsmith.decoding.backbone.hub import load_tokenizer
 
     return load_tokenizer(str(chat_tokenizer_folder))

@@ -16,9 +16,9 @@ from damaged import KINDS, damage
 from draftsmith.data.generate import continuations as c
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import Document, PackedRows, pack
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.errors import DataError, EnvironmentFailure, RequestError
 from safetensors.torch import load_file, save_file
 

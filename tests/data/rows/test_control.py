@@ -16,7 +16,7 @@ from draftsmith.data.rows.raw import BadRow
 from draftsmith.data.rows.shapes import Chat, Record, Text
 from draftsmith.data.rows.templates import ChatTemplate, named_template
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.hub import load_tokenizer
+from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from sentence_piece import sentence_piece

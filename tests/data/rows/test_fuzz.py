@@ -18,7 +18,7 @@ from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.prepare import prepare
 from draftsmith.data.rows.raw import Extent, RawRow, Rejected
 from draftsmith.data.rows.readers import read_file
-from draftsmith.decoding.target.hub import load_tokenizer
+from draftsmith.decoding.backbone.hub import load_tokenizer
 from tally import tally
 
 TOOL = {

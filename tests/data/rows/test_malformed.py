@@ -202,7 +202,7 @@ def test_the_rejected_are_listed(
     """One bad row in two hundred is left out, and listed; three are too many."""
     from draftsmith.data.config import DataConfig
     from draftsmith.data.rows.prepare import prepare
-    from draftsmith.decoding.target.hub import load_tokenizer
+    from draftsmith.decoding.backbone.hub import load_tokenizer
     from draftsmith.errors import DataError
 
     tokenizer = load_tokenizer(str(chat_tokenizer_folder))
@@ -241,7 +241,7 @@ def test_one_bad_row_costs_itself(chat_tokenizer_folder: Path, tmp_path: Path) -
     """A file of good rows with one of each bad line in it: every good row is used, every bad one is named."""
     from draftsmith.data.config import DataConfig
     from draftsmith.data.rows.prepare import prepare
-    from draftsmith.decoding.target.hub import load_tokenizer
+    from draftsmith.decoding.backbone.hub import load_tokenizer
 
     single = [text for _, suffix, text, at, _ in FILES if suffix == ".jsonl" and at == 1 and "messages" in str(text)]
     bad = [each if isinstance(each, bytes) else each.encode() for each in single if len(each) < 10**5]

@@ -15,7 +15,7 @@ from draftsmith.data.rows.records import Placed, RecordReader, held_out
 from draftsmith.data.rows.shapes import Chat, Record, Text, Tokens, find_shape, parse
 from draftsmith.data.rows.sources import Source, StdlibSource, open_sources
 from draftsmith.data.rows.stdlib import stdlib_texts
-from draftsmith.decoding.target.hub import load_tokenizer
+from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.errors import DataError, RequestError
 
 ROWS = [{"prompt": f"question {n}\n\tπ", "completion": f'"answer", {n}'} for n in range(9)]

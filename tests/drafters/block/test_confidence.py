@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.drafters.block.dspark import DSpark
 from draftsmith.drafters.block.proposer import DFlash

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block.dspark import DSpark, DSparkNet
 from draftsmith.drafters.block.net import BlockNet, BlockShape
 from draftsmith.drafters.block.proposer import DFlash

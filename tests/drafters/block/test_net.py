@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from conftest import make_target
 from counted import Largest
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.block.net import BlockNet, BlockShape, spread_layers
 from draftsmith.drafters.layers import spans
 from hypothesis import given, settings

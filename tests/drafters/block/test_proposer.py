@@ -13,11 +13,11 @@ import pytest
 import torch
 from conftest import make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block.family import draft_by_block, load_block_folder
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block.trees import TreeShape, grown, leaves
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.metrics import counts_of

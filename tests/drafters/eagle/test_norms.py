@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.proposer import Eagle3

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters import true_states
 from draftsmith.drafters.eagle import parallel
 from draftsmith.drafters.eagle.branches import Branches

@@ -11,11 +11,11 @@ import pytest
 import torch
 from conftest import make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.build import dynamic_tree
 from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.eagle.net import EagleNet

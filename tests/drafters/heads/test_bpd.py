@@ -8,11 +8,11 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling, FeatureProposer
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.bpd import Bpd, BpdHeads, BpdShape, load_bpd
 from draftsmith.drafters.heads.medusa import load_medusa
 from draftsmith.drafters.projection import Projection

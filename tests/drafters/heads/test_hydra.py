@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, DraftSampling, FeatureProposer, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.hydra import Hydra, HydraHeads, HydraPlus, hydra_on, load_hydra
 from draftsmith.drafters.heads.hydra_prefix import PrefixLayer
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, load_medusa

@@ -14,10 +14,10 @@ import torch
 from conftest import make_drafter, make_target
 from damaged import KINDS, damage
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import adapters_of
 from draftsmith.drafters.model.adapters import RowBackbone, active_adapter, use

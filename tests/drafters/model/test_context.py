@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.model import context
 from draftsmith.drafters.model.adapters import inject, use
 from draftsmith.drafters.model.adaptive import AdaptiveDraft

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.layers import with_layers
+from draftsmith.decoding.backbone.loading import load_target
+from draftsmith.decoding.backbone.quantised import group_for
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.layers import with_layers
-from draftsmith.decoding.target.loading import load_target
-from draftsmith.decoding.target.quantised import group_for
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.early_exit import EarlyExit, first_layers, save_early_exit
 from draftsmith.drafters.model.quantised import Quantised, quantised_copy, save_quantised
@@ -207,7 +207,7 @@ def test_settings_that_cannot_be(
 
 
 def test_other_families_are_refused_by_name(target: Backbone) -> None:
-    from draftsmith.decoding.target.attention import use_grouped_attention
+    from draftsmith.decoding.backbone.attention import use_grouped_attention
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     model = Gemma2ForCausalLM(

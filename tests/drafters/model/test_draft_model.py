@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import make_drafter, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter

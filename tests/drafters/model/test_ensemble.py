@@ -12,11 +12,11 @@ import torch
 from conftest import make_drafter, make_target
 from damaged import damage
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal, Trials
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import check_trainable_model, save_draft_model, save_heads
 from draftsmith.drafters.model.adapters import adapted_layers, use

@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_drafter, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.identity import mark_tuned
 from draftsmith.drafters.model import pard

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import LAST, UNNORMED, HiddenStates, decoder_of
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import LAST, UNNORMED, HiddenStates, decoder_of
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.drafters.layers.passes import Passes
 from draftsmith.drafters.mtp.layers import MtpShape
 from draftsmith.drafters.mtp.net import MtpNet

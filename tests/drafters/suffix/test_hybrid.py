@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_drafter, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.drafters.eagle.proposer import Eagle
 from draftsmith.drafters.model.ensemble import join

@@ -15,10 +15,10 @@ from conftest import VOCABULARY, make_drafter, make_target
 from counted import calls_of
 from draftsmith.data.datastore import Datastore
 from draftsmith.data.datastore_build import build_datastore
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.index import AnswerMemory, Match, OwnText
 from draftsmith.drafters.suffix.proposer import SuffixDecoding

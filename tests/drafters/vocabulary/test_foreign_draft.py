@@ -12,12 +12,12 @@ import torch
 from conftest import make_target
 from draftsmith.benchmarks.common.random_models import RECURRENT
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.drafters.model import context

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig

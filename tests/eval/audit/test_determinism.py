@@ -8,9 +8,9 @@ import platform
 import pytest
 import torch
 from conftest import make_drafter, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.determinism import first_difference, probe_determinism, rounding_noise
 from draftsmith.eval.audit.determinism_result import Determinism

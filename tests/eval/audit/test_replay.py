@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.eval.audit import replay as replaying
 from draftsmith.eval.audit.audit import FALSE_ALARM, SHARES

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_drafter, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.rules import acceptance
 from draftsmith.decoding.rules.acceptance import Outcome, accept_chain
 from draftsmith.decoding.sampling import Warper, draw
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding

@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import make_drafter
 from draftsmith.data.prompts import Prompt
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import Generation
 from draftsmith.decoding.steps import StepLog
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure import evaluate as evaluating

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.identity import mark_tuned, shown_name
+from draftsmith.eval.measure.backbone.drift import Drift, measure_drift
 from draftsmith.eval.measure.metrics import Interval
-from draftsmith.eval.measure.target.drift import Drift, measure_drift
 from draftsmith.eval.report.report import write_report
 from draftsmith.eval.report.results import schema
 from draftsmith.eval.report.tables import show
@@ -84,7 +84,7 @@ def brute_force(original: Backbone, tuned: Backbone, rows: PackedRows) -> tuple[
 def test_drift_is_the_plain_mean(
     original: Backbone, tuned: Backbone, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import draftsmith.eval.measure.target.drift as module
+    import draftsmith.eval.measure.backbone.drift as module
 
     monkeypatch.setattr(module, "_CHUNK", chunk)
     rows = held_out()

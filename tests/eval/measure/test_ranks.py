@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.build import tree_of_paths
 from draftsmith.decoding.tree.search import best_tree_greedy, expected_tokens
 from draftsmith.drafters.eagle.proposer import EAGLE_1_TREE

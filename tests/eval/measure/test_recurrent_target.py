@@ -12,10 +12,10 @@ from conftest import make_target
 from draftsmith.benchmarks.common.random_models import RECURRENT
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import decoder_of
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import Arm

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.data.prompts import Prompt, render
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import load_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import make_drafter
 from draftsmith.data.prompts import Prompt
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.metrics import acceptance, ratio

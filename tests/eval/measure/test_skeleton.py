@@ -11,10 +11,10 @@ import draftsmith.eval.measure.skeleton as module
 import pytest
 import torch
 from draftsmith.data.prompts import Prompt, render
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import load_tokenizer
 from draftsmith.eval.measure.skeleton import (
     SkeletonAnswer,
     answer_by_skeleton,

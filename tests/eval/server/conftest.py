@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import make_drafter
 from draftsmith.data.prompts import Prompt
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import Request, make_requests
 from server_behaviours import Speaker, talking_target

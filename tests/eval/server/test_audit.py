@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import make_drafter
 from draftsmith.data.generate.server_request import ServerRequest
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.requests import Request

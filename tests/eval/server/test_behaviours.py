@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from answering import answering
 from draftsmith.data.generate.server_request import ServerRequest
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.audit import ServerAudit, audit_server

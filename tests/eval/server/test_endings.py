@@ -11,9 +11,9 @@ import served_target
 from conftest import make_drafter
 from draftsmith.data.generate.server_request import ServerRequest
 from draftsmith.data.prompts import Prompt
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.audit import audit_server

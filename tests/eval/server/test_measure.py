@@ -11,7 +11,7 @@ import pytest
 from conftest import make_drafter
 from draftsmith.data.generate.server_request import ServerRequest
 from draftsmith.data.prompts import Prompt
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.report.results import schema

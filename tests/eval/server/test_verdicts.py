@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.data.generate.server_request import OFF
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.audit.replay import Replay
 from draftsmith.eval.audit.rosenblatt import Rosenblatt
 from draftsmith.eval.audit.scores import Scores, ScoreTest

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import make_drafter
 from draftsmith.data.prompts import Prompt
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.grids import Grid
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import Request

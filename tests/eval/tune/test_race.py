@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import make_drafter
 from draftsmith.data.prompts import Prompt
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import Arm

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import make_drafter
 from draftsmith.data.prompts import Prompt
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.grids import BY_MODEL, Grid
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import join

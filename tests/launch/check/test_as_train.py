@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError

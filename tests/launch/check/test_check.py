@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.model.early_exit import save_early_exit
 from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.errors import DataError, DraftsmithError, EnvironmentFailure, RequestError

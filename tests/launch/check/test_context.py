@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.probe import as_proposer
 from draftsmith.launch import generate

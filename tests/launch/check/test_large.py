@@ -11,9 +11,9 @@ from unittest import mock
 
 import pytest
 import torch
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import layer_count
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import layer_count
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.layers.row_split import RowSplit
 from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError
 from draftsmith.launch.check.check import check

@@ -18,7 +18,7 @@ from draftsmith.data.features.store import FeatureStore
 from draftsmith.data.generate.journal import Journal
 from draftsmith.data.rows import cache
 from draftsmith.data.rows.prepare import prepare
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.folder import read_entry
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.launch.cli import main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.eval.measure.weight_files import drafter_hash

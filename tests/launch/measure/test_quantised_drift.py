@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import RequestError
 from draftsmith.launch.measure.loaded import Loaded, drift_of
 from draftsmith.launch.recipe.load import load_recipe

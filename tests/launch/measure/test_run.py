@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.data.prompts import Prompt
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import load_tokenizer
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.tuned_file import Tuned
 from draftsmith.errors import RequestError

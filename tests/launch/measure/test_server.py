@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from conftest import make_drafter
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.eval.report.results import read_results, schema
 from draftsmith.launch.cli import main

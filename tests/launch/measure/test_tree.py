@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.tree.build import tree_of_paths
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.eagle.net import EagleNet

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import find_recipe, load_recipe

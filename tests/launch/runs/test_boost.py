@@ -15,9 +15,9 @@ import pytest
 import torch
 from crash import run
 from draftsmith.data.generate import continuations
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.model.ensemble import Ensemble
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main

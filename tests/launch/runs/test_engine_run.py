@@ -17,8 +17,8 @@ import torch
 from draftsmith.data.generate import continuations
 from draftsmith.data.rows.packed import PackedRows
 from draftsmith.data.rows.prepare import Prepared, prepare
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.teacher.engine import documents_of

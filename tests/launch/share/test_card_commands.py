@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.decoding.target.hub import embedded_target
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.block.dspark import DSparkNet
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.selected import DFlash2Net

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_drafter
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.layers.llama import LayerShape

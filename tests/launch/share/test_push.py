@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_drafter
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.launch.cli import main

@@ -9,9 +9,9 @@ import torch
 from conftest import make_target
 from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.config import DataConfig
-from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention, use_own_attention
-from draftsmith.decoding.target.hidden_states import decoder_of
-from draftsmith.decoding.target.windows import Masks
+from draftsmith.decoding.backbone.attention import NAME, OWN, use_grouped_attention, use_own_attention
+from draftsmith.decoding.backbone.hidden_states import decoder_of
+from draftsmith.decoding.backbone.windows import Masks
 from draftsmith.drafters.layers import spans
 from draftsmith.drafters.layers.model_spans import attending_by_spans
 from draftsmith.errors import RequestError

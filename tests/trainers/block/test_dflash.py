@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.layers import spans, sunk
 from draftsmith.errors import RequestError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, make_target
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block.dflash2 import DFlash2Objective
 from draftsmith.trainers.config import ObjectiveConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY, make_target
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.trainers.block.dspark import DSparkObjective
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.losses.mix import Mix

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY, make_target
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.mtp.net import MtpNet
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.model import Recipe

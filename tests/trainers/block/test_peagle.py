@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, make_target
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.layers import spans, sunk
 from draftsmith.trainers.block.branches import sampled
 from draftsmith.trainers.config import ObjectiveConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.decoding.target.hub import load_tokenizer
+from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.errors import RequestError
 from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.cli import main

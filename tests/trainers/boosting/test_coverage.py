@@ -15,9 +15,9 @@ from conftest import VOCABULARY, make_drafter
 from damaged import KINDS, damage
 from draftsmith.data.generate.continuations import Continuations
 from draftsmith.data.rows.packed import PackedRows
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.projection import Projection
 from draftsmith.trainers.boosting import coverage
 from draftsmith.trainers.boosting.coverage_pass import COVERAGE, measure_matches, record_coverage, stored_matches

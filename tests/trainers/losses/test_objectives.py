@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY, make_target
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError
 from draftsmith.launch.check.models import check_recipe

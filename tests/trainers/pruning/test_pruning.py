@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY
-from draftsmith.decoding.target.layers import config_with_layers, with_layers
+from draftsmith.decoding.backbone.layers import config_with_layers, with_layers
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from draftsmith.trainers.config import ModelConfig

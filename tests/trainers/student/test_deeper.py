@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_target
-from draftsmith.decoding.target.loading import load_model
+from draftsmith.decoding.backbone.loading import load_model
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from draftsmith.trainers.student.deeper import deepened, sources

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main

@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import make_target
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT, WINDOWED
-from draftsmith.decoding.target.attention import use_own_attention
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.attention import use_own_attention
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.launch.check.models import Models
 from draftsmith.launch.check.unread import check_read

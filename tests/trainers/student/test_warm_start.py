@@ -15,8 +15,8 @@ import torch
 from chains import Chains, descend
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.layers.llama import Rotary

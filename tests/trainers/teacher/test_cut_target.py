@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT
-from draftsmith.decoding.target.cut import Cut, check_layers, check_team
-from draftsmith.decoding.target.hidden_states import decoder_of
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.cut import Cut, check_layers, check_team
+from draftsmith.decoding.backbone.hidden_states import decoder_of
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.packed import passes

@@ -14,8 +14,8 @@ import torch
 from accelerate import Accelerator
 from draftsmith.data.features.engine import Engine, EngineRequest
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.hidden_states import LAST
-from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.backbone.hidden_states import LAST
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.trainers.teacher import engine as teacher
 from draftsmith.trainers.teacher.engine import EngineFeatures, documents_of

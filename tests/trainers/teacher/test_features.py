@@ -24,9 +24,9 @@ from draftsmith.data.config import DataConfig
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import Document, PackedRows, pack
-from draftsmith.decoding.target.attention import use_own_attention
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import LAST, decoder_of
+from draftsmith.decoding.backbone.attention import use_own_attention
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import LAST, decoder_of
 from draftsmith.errors import DataError, RequestError, Stopped
 from draftsmith.trainers import boost
 from draftsmith.trainers.config import (

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.data.loops import in_loop
+from draftsmith.decoding.backbone.loading import load_model, load_target
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.loading import load_model, load_target
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe

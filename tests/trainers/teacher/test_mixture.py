@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import VOCABULARY, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.teacher.mixture import write

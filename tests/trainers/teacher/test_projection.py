@@ -14,8 +14,8 @@ import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.benchmarks.common.random_models import GROUPED, SIZES
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters import projection
 from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.folder import save_heads

@@ -12,12 +12,12 @@ from chains import stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.packed import PackedRows
+from draftsmith.decoding.backbone.attention import NAME
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.attention import NAME
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers import distill
 from draftsmith.trainers.config import (

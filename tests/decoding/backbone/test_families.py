@@ -17,16 +17,16 @@ import torch
 import transformers
 from conftest import VOCABULARY, make_drafter
 from draftsmith.benchmarks.common.random_models import DEEPSEEK, EXPERTS, GROUPED, RECURRENT, SEEING, SIZES
+from draftsmith.decoding.backbone import backbone
+from draftsmith.decoding.backbone.attention import NAME, OWN, use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone, _windowed
+from draftsmith.decoding.backbone.hidden_states import decoder_of
+from draftsmith.decoding.backbone.kv_cache import KVCache
+from draftsmith.decoding.backbone.loading import load_target
+from draftsmith.decoding.backbone.stacked import can_stack
+from draftsmith.decoding.backbone.windows import Window, Windows
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target import backbone
-from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone, _windowed
-from draftsmith.decoding.target.hidden_states import decoder_of
-from draftsmith.decoding.target.kv_cache import KVCache
-from draftsmith.decoding.target.loading import load_target
-from draftsmith.decoding.target.stacked import can_stack
-from draftsmith.decoding.target.windows import Window, Windows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
 from draftsmith.trainers.packed.passes import hidden_states

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.decoding import processor
-from draftsmith.decoding.target import stacked
-from draftsmith.decoding.target.stacked import Joined, Together
+from draftsmith.decoding.backbone import stacked
+from draftsmith.decoding.backbone.stacked import Joined, Together
 from torch import Tensor, nn
 
 

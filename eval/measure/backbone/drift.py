@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....data.rows.packed import PackedRows
-from ....decoding.target.backbone import Backbone
-from ....decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count, layers_of
+from ....decoding.backbone.backbone import Backbone
+from ....decoding.backbone.hidden_states import LAST, HiddenStates, decoder_of, layer_count, layers_of
 from ....drafters.identity import TargetIdentity
 from ....drafters.projection import Projection
 from ....errors import RequestError

@@ -13,10 +13,10 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
 from draftsmith.benchmarks.common.random_models import RECURRENT
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import AnyTree, RowTrees, Tree, chain
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from hypothesis import given, settings

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.decoding.backbone import quantised
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import LAST
+from draftsmith.decoding.backbone.hub import load_config
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target import quantised
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import LAST
-from draftsmith.decoding.target.hub import load_config
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.identity import TargetIdentity
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.projection import Projection, check_logits

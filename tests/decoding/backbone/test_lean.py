@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import HiddenStates
+from draftsmith.decoding.backbone.kv_cache import KVCache
+from draftsmith.decoding.backbone.lean.forward import lean_states
+from draftsmith.decoding.backbone.lean.joined import Joined
+from draftsmith.decoding.backbone.lean.on_cuda import Compiled, OnCuda, Plain, Steps, states_in_rows
 from draftsmith.decoding.kernels import available
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import HiddenStates
-from draftsmith.decoding.target.kv_cache import KVCache
-from draftsmith.decoding.target.lean.forward import lean_states
-from draftsmith.decoding.target.lean.joined import Joined
-from draftsmith.decoding.target.lean.on_cuda import Compiled, OnCuda, Plain, Steps, states_in_rows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.trainers.packed.masks import row_masks
 from draftsmith.trainers.teacher.features import states_of

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ....decoding.target.backbone import Backbone
-from ....decoding.target.experts import expert_count, experts_of
-from ....decoding.target.quantised import plain_parts
+from ....decoding.backbone.backbone import Backbone
+from ....decoding.backbone.experts import expert_count, experts_of
+from ....decoding.backbone.quantised import plain_parts
 from ..speed import bytes_of
 
 _TOKENS = 256

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.decoding.target.hub import load_config, load_tokenizer
-from draftsmith.decoding.target.loading import load_model, load_target
+from draftsmith.decoding.backbone.hub import load_config, load_tokenizer
+from draftsmith.decoding.backbone.loading import load_model, load_target
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.launch.cli import main
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import VOCABULARY
 from draftsmith.benchmarks.common.random_models import SEEING, random_model
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hub import skeleton
+from draftsmith.decoding.backbone.kv_cache import KVCache
+from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import skeleton
-from draftsmith.decoding.target.kv_cache import KVCache
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.tree.tree import Tree
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.projection import check_logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import make_target
-from draftsmith.decoding.target.attention import NAME, use_grouped_attention
+from draftsmith.decoding.backbone.attention import NAME, use_grouped_attention
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

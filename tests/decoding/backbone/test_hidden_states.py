@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 from draftsmith.benchmarks.common.random_models import GROUPED
-from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import LAST, HiddenStates
-from draftsmith.decoding.target.kv_cache import KVCache
+from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.hidden_states import LAST, HiddenStates
+from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import Tree
 from draftsmith.errors import RequestError
 from random_models import random_model
