@@ -72,7 +72,8 @@ def nearest() -> Place:
     """The innermost function of the package, and not of its tests, that is running."""
     for frame, _ in traceback.walk_stack(None):
         file = Path(frame.f_code.co_filename).resolve()
-        if file.is_relative_to(ROOT) and file.relative_to(ROOT).parts[0] not in (".venv", "tests", "benchmarks"):
+        room = file.relative_to(ROOT).parts[0] if file.is_relative_to(ROOT) else "."
+        if room not in ("tests", "benchmarks") and not room.startswith("."):
             return Place(str(file.relative_to(ROOT)), frame.f_code.co_qualname)
     return Place("", "no function of the package")
 

@@ -117,7 +117,7 @@ def test_afterwards_all_is_as_before() -> None:
         left = torch.ones(2, device="cuda")
     assert told() == before
     assert not torch.cuda.is_initialized()
-    with pytest.raises(AssertionError, match="not compiled with CUDA"):
+    with pytest.raises((AssertionError, RuntimeError), match="not compiled with CUDA|no NVIDIA driver"):
         torch.ones(2, device="cuda")
     with pytest.raises(RuntimeError, match="which is closed"):
         left + 1

@@ -19,7 +19,7 @@ from ...errors import DataError, DraftsmithError, RequestError
 from .chats.calls import with_text
 from .raw import BadRow
 from .sandbox.bounded import CLOCK, bounded
-from .shapes import Chat
+from .shapes import Chat, with_thoughts_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,10 +81,11 @@ def render_chat(
             text.encode()  # a template may write half of a UTF-16 pair, which no tokenizer takes
         return text
 
+    named = with_thoughts_named(messages)
     try:
-        return rendered(list(messages))
+        return rendered(named)
     except BadRow:
-        as_text = with_text(list(messages))
+        as_text = with_text(named)
         if as_text is None:
             raise
         # a template that puts the arguments of calls together as texts takes no objects
@@ -215,7 +216,7 @@ class ChatTemplate:
         """The characters of `text`, as `write` made it of the messages, that the template marks as generated."""
         from transformers.utils import chat_template_utils
 
-        messages = [{k: v for k, v in m.items() if v is not None} for m in messages]
+        messages = with_thoughts_named([{k: v for k, v in m.items() if v is not None} for m in messages])
         render: Any = chat_template_utils.render_jinja_template
         with _refusals(messages, chat.tools, self.values, self.day):
             rendered, spans = render(

@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,12 +156,16 @@ def _made_by(conversion: Any, model: Any) -> list[str]:
 def _cut_products(model: Any, mesh: DeviceMesh) -> None:
     """Lay the products of each layer over a team, by the plan of the model's own class."""
     check_team(model, mesh.size())
+    found = metadata.version("transformers")
+    older = EnvironmentFailure(
+        f"target.tensor_parallel needs a newer transformers than {found}: pip install -U transformers"
+    )
     try:
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
     except ImportError as error:
-        raise EnvironmentFailure(
-            f"target.tensor_parallel needs a newer transformers ({error}): pip install -U transformers"
-        ) from error
+        raise older from error
+    if not hasattr(model, "_expand_parallel_plan"):
+        raise older
     apply_tensor_parallelism(model, mesh, model._expand_parallel_plan(_plan(model)))
 
 

@@ -15,20 +15,22 @@ from ...errors import EnvironmentFailure
 from .attention import OWN
 
 _RIGHT_FROM = {
-    # without a mask of its own a prompt's tokens see those behind them
-    "doge": Version("5.23")
+    "doge": (Version("5.23"), "without a word: a prompt's tokens see those behind them"),
+    "olmo_hybrid": (Version("5.23"), "or not at all: its layers look for their states in a cache that has none"),
 }
-"""Families of which older releases compute other numbers, by the first release that was tested to be right."""
+"""Families that older releases compute otherwise: the first release that was tested to be right, and what is wrong."""
 
 
 def check_release(config: Any) -> None:
     """Raise EnvironmentFailure where the installed release computes a family wrongly."""
     family = config.get_text_config(decoder=True).model_type
-    needed, found = _RIGHT_FROM.get(family), Version(metadata.version("transformers"))
-    if needed is not None and found < needed:
+    if family not in _RIGHT_FROM:
+        return
+    found, (needed, wrong) = Version(metadata.version("transformers")), _RIGHT_FROM[family]
+    if found < needed:
         raise EnvironmentFailure(
-            f"transformers {found} computes models of type {family} wrongly, without a word: a prompt's tokens "
-            f"see those behind them; pip install 'transformers>={needed}'"
+            f"transformers {found} computes models of type {family} wrongly, {wrong}; "
+            f"pip install 'transformers>={needed}'"
         )
 
 

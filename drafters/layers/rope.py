@@ -25,6 +25,8 @@ PLAIN_THETA = 10_000.0
 PLAIN = "default"
 # how much of a head the target turns, and by which of several positions, is no scaling
 _NOT_SCALING = ("rope_theta", "partial_rotary_factor", "mrope_section")
+# yarn reads them in every release, and older ones do not list them
+_YARN = ("truncate", "mscale", "mscale_all_dim")
 _OF_CONTEXT = ("yarn", "longrope")
 """Kinds whose factor, where none is said, is the context over the original one."""
 
@@ -116,7 +118,7 @@ def _scaling(rope: Mapping[str, Any], config: Any) -> dict[str, Any] | None:
     kind = rope.get("rope_type") or rope.get("type") or PLAIN
     if kind == PLAIN:
         return None
-    known = RopeParameters.__annotations__.keys() - {*_NOT_SCALING}
+    known = {*RopeParameters.__annotations__, *_YARN} - {*_NOT_SCALING}
     words = {name: value for name, value in sorted(rope.items()) if name in known and value is not None}
     words["rope_type"] = kind
     original: Any = words.get("original_max_position_embeddings")

@@ -465,7 +465,7 @@ def emitted(*, probs_in_order: bool) -> tuple[Tensor, Tensor]:
     second = torch.where(step.accepted_B > 1, kept[:, 1], step.extra_B)
     plain = torch.multinomial(p_VV[first], 1, generator=g)[:, 0]
     second = torch.where(step.accepted_B > 0, second, plain)
-    distribution = p_VV[0, :, None] * p_VV
+    distribution = (p_VV[0, :, None] * p_VV).double()
     return torch.bincount(first * V + second, minlength=V * V), ROWS * distribution.flatten()
 
 

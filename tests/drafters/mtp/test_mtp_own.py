@@ -102,7 +102,8 @@ def test_one_step_is_that_of_transformers(
     positions = torch.arange(LENGTH)[None]
     if net.config.blank_first:
         embed[:, 0] = 0  # which is as engines run it; `transformers` leaves it to the weights
-    turn = model.get_decoder().rotary_emb(state, positions)
+    places = positions.expand(3, 1, -1) if family.startswith("qwen3_5") else positions  # of text, height and width
+    turn = model.get_decoder().rotary_emb(state, places)
     mask = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)[None, None]
     wanted = theirs(embed, state, turn, mask, positions, None)
     torch.testing.assert_close(net(state, embed, positions, None), wanted, **CLOSE)

@@ -12,6 +12,7 @@ from counted import Largest
 from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.backbone.attention import use_grouped_attention
+from draftsmith.decoding.backbone.releases import keep_soft_cap
 from draftsmith.drafters.layers import spans
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed import passes
@@ -97,6 +98,7 @@ def test_nothing_grows_with_the_square(family: str, sharded: bool, monkeypatch: 
     if name == "llama4_text":
         more |= {"intermediate_size_mlp": 16}
     model = random_model(name, **SMALL | more)
+    keep_soft_cap(model)
     use_grouped_attention(model)
     weights = max(each.numel() for each in model.parameters())
     monkeypatch.setattr(passes, "is_sharded", lambda _model: sharded)

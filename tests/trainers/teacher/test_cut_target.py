@@ -19,7 +19,13 @@ from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import states_of
 from faults import cut_ranks, ranks, stalls
 from random_models import random_model
+from transformers import PreTrainedModel
 
+# an older release, which is allowed, cuts products in another way, and is refused
+teams = pytest.mark.skipif(
+    not hasattr(PreTrainedModel, "_expand_parallel_plan"), reason="needs a newer transformers than is installed"
+)
+BY_PRODUCTS = pytest.param(Cut(team=2), marks=teams, id="products")
 FAMILIES = {
     "llama": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": GROUPED,
@@ -74,11 +80,12 @@ def assert_by_layers(
     assert said["held"] == outside + (whole - outside) // 2
 
 
-@pytest.mark.parametrize("cut", [Cut(), Cut(team=2)], ids=["layers", "products"])
+@pytest.mark.parametrize("cut", [pytest.param(Cut(), id="layers"), BY_PRODUCTS])
 def test_a_cut_target_has_the_states_of_the_whole_one(cut: Cut, tmp_path: Path) -> None:
     check_families(tmp_path, saved(tmp_path / "targets", ["llama"]), "fp32", cut)
 
 
+@teams
 def test_no_process_ever_holds_the_whole(tmp_path: Path) -> None:
     """Of the files each reads its share alone, part by part, into a model that was cut before it had any weight."""
     model = random_model("llama", **FAMILIES["llama"] | {"num_hidden_layers": 6, "hidden_size": 64})
