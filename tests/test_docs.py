@@ -22,9 +22,9 @@ from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
-from served_target import Engine, serving
-from shallow import SHALLOW
-from small_flags import AUDIT
+from helpers.models.shallow_target import SHALLOW
+from helpers.runs.small_flags import AUDIT
+from helpers.servers.served_target import Engine, serving
 
 ROOT = Path(draftsmith.__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

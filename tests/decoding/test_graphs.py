@@ -26,9 +26,9 @@ from draftsmith.drafters.lookup.function import CallableDrafter
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError
+from helpers.models.random_models import random_model, ready
 from pretended_cuda.device import PretendedCuda
 from pretended_cuda.graphs import Graph
-from random_models import random_model, ready
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4]]

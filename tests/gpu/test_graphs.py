@@ -22,8 +22,8 @@ from draftsmith.decoding.rules.acceptance import accept_greedy
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError
-from proposers import PROPOSERS, REPLAYED
-from random_models import random_model, ready
+from helpers.models.proposers import PROPOSERS, REPLAYED
+from helpers.models.random_models import random_model, ready
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4], [1, 2, 3]]

@@ -22,7 +22,7 @@ from draftsmith.decoding.kernels import available
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.trainers.packed.masks import row_masks
 from draftsmith.trainers.teacher.features import states_of
-from random_models import random_model, ready
+from helpers.models.random_models import random_model, ready
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
