@@ -166,7 +166,7 @@ def test_numbers_are_fresh_in_every_replay(target: Backbone, monkeypatch: pytest
     """The planted bug: a step that replays the numbers that it was recorded with writes another text."""
     drafter = make_drafter(target)
     right = written(target, drafter, warper=SAMPLED, graphs=True)
-    monkeypatch.setattr("draftsmith.decoding.graphs.Held.restart", lambda self: setattr(self, "_taken", 0))
+    monkeypatch.setattr("draftsmith.decoding.graphs.RecordedUniforms.restart", lambda self: setattr(self, "_taken", 0))
     assert written(target, drafter, warper=SAMPLED, graphs=True).tokens != right.tokens
 
 
