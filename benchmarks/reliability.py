@@ -1,7 +1,7 @@
 """How often each thing that happens to runs was tried, and how often it lost something: runs the tests that do it.
 
-Each reliability test calls `tally` (`tests/tally.py`) behind what it tried. This script finds the tests of
-a row by that call, runs them, and adds up. Rows that have no test, or whose tests all skip, say so.
+Each reliability test calls `tally` (`tests/helpers/reliability_tally.py`) behind what it tried. This script finds the
+tests of a row by that call, runs them, and adds up. Rows that have no test, or whose tests all skip, say so.
 
     python benchmarks/reliability.py --json docs/results/reliability.json
     python benchmarks/reliability.py --only kills --json docs/results/reliability.json   # this row anew

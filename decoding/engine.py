@@ -20,11 +20,11 @@ from torch import Tensor
 from .backbone.backbone import Backbone, Seen
 from .backbone.kv_cache import KVCache
 from .devices import Spent
-from .graphs import Held, Recordings, Replayed, recordings_for
+from .graphs import RecordedUniforms, Recordings, Replayed, recordings_for
 from .proposal import Bounded, Committed, FeatureProposer, Proposal, Proposer, Remembering
 from .random import Uniforms, salted
 from .request import Asked, asked_for, check_drafter
-from .rows import Late, Rows, overwrite
+from .rows import DelayedRead, Rows, overwrite
 from .rules.acceptance import Outcome, Rule
 from .rules.choice import rule_for
 from .sampling import Warper, draw
@@ -130,7 +130,7 @@ def generate(
     step = _Step(_Speculation(target, drafter, kv_cache, rows, warper, uniforms, rule), recordings)
     done_prefill = time.perf_counter()
     watched = _Watched(watch, lambda _: step.log.origins())
-    calls = _until_done(rows, step, Late(static), watched)
+    calls = _until_done(rows, step, DelayedRead(static), watched)
     log, answers = step.log.cut(calls), rows.answers()
     target.check_alike(answers)
     return Generation(
@@ -175,7 +175,7 @@ def autoregressive(
     first_BV = target.prefill(asked.prompts, kv_cache)
     rows = _begin(first_BV, asked, warper, uniforms)
     one_B = torch.ones_like(rows.last_B)
-    held = Held(uniforms)
+    held = RecordedUniforms(uniforms)
 
     def verify() -> None:
         tokens_BN = rows.last_B[:, None].expand(-1, pad_to)
@@ -190,7 +190,7 @@ def autoregressive(
     step: Callable[[], object] = Replayed(verify, held, recordings) if recordings else verify
     done_prefill = time.perf_counter()
     watched = _Watched(watch, _undrafted)
-    calls = _until_done(rows, step, Late(static), watched)
+    calls = _until_done(rows, step, DelayedRead(static), watched)
     recorded = recordings.seconds if recordings else 0.0
     seconds = time.perf_counter() - done_prefill - watched.seconds - recorded
     tokens, log = rows.answers(), StepLog(len(asked.prompts), 0, asked.max_new_tokens)
@@ -221,7 +221,7 @@ class _Speculation:
         self._target, self._drafter, self._kv_cache, self.rows = target, drafter, kv_cache, rows
         self._warper, self._rule = warper, rule
         self._layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
-        self.draws, self.coins = Held(uniforms), Held(uniforms)
+        self.draws, self.coins = RecordedUniforms(uniforms), RecordedUniforms(uniforms)
         self.draft_length = drafter.draft_length
 
     def propose(self) -> Proposal:
@@ -314,15 +314,15 @@ class _Watched:
             self.seconds += time.perf_counter() - start
 
 
-def _until_done(rows: Rows, step: Callable[[], object], late: Late, watched: _Watched) -> int:
+def _until_done(rows: Rows, step: Callable[[], object], all_done: DelayedRead, watched: _Watched) -> int:
     """Step until all rows have ended; returns how many steps had a row that was still running."""
     calls = 0
     while True:
         watched(rows)
-        ended = late.read(rows.done_B.all())
+        ended = all_done.read(rows.done_B.all())
         if ended is not None and bool(ended):
             # a host that sees this late has stepped once more, with no row running
-            return calls - late.delay if calls else 0
+            return calls - all_done.delay if calls else 0
         step()
         calls += 1
 

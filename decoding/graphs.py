@@ -44,7 +44,7 @@ _WAITS = "synchronizing CUDA operation"
 _log = logging.getLogger(__name__)
 
 
-class Held(Uniforms):
+class RecordedUniforms(Uniforms):
     """Random numbers of one step at a fixed address; before `hold`, those of `source` themselves."""
 
     def __init__(self, source: Uniforms) -> None:
@@ -193,7 +193,7 @@ def _waits() -> Iterator[list[str]]:
 class Replayed:
     """A step that runs eagerly twice, is then recorded, and from then on is replayed."""
 
-    def __init__(self, step: Callable[..., Any], uniforms: Held, recordings: Recordings) -> None:
+    def __init__(self, step: Callable[..., Any], uniforms: RecordedUniforms, recordings: Recordings) -> None:
         """`recordings`: of all steps that are recorded with it."""
         self._step, self._uniforms, self._recordings = step, uniforms, recordings
         self._graph: torch.cuda.CUDAGraph | None = None

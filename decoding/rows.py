@@ -1,7 +1,7 @@
 """The rows of a running batch, on the device: what was emitted, what ends a row.
 
-Nothing here waits for the device: through `Late` the host sees one step later that all rows have
-ended. Read next: `engine.py`.
+Nothing here waits for the device: by a `DelayedRead` the host sees one step later that all rows have ended. Read
+next: `engine.py`.
 
 Shapes: B rows, E tokens that a step can emit, O tokens of the longest answer and one slot for tokens
 beyond it, Z ids that end a text.
@@ -40,9 +40,9 @@ class Rows:
         self.emit(first_B[:, None], torch.ones_like(first_B))
 
     def emit(self, tokens_BE: Tensor, count_B: Tensor) -> None:
-        """Append the first `count_B` tokens up to EOS and the limit; of a row that has ended `count_B` is 0."""
+        """Append the first `count_B` tokens up to EOS and the limit; `count_B` is 0 for a row that has ended."""
         E = tokens_BE.shape[1]
-        at_E = places(E, tokens_BE.device)
+        at_E = cached_range(E, tokens_BE.device)
         kept_B = torch.minimum(count_B, self.limit - self.count_B)
         if len(self._eos_Z):
             ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1)
@@ -64,8 +64,8 @@ class Rows:
 
 
 @cache
-def places(count: int, device: torch.device) -> Tensor:
-    """0, 1, ..., `count` - 1, int64: made once, as every step asks for the same few."""
+def cached_range(count: int, device: torch.device) -> Tensor:
+    """0, 1, ..., `count` - 1, int64. Made once, because every step asks for the same few."""
     return torch.arange(count, device=device)
 
 
@@ -74,15 +74,15 @@ def overwrite(old: Tensor, where_B: Tensor, new: Tensor) -> None:
     torch.where(where_B, new, old, out=old)
 
 
-class Late:
+class DelayedRead:
     """A value on the device, read by the host at once or one step late.
 
-    Where it is late, `read` starts the copy of this step's value and returns that of the step before, which has
-    arrived by then: the host does not wait, and the device has the next step to work on.
+    A delayed `read` starts the copy of this step's value and returns that of the step before, which has arrived by
+    then. So the host does not wait, and the device has the next step to work on.
     """
 
-    def __init__(self, late: bool) -> None:
-        self.delay = int(late)
+    def __init__(self, delayed: bool) -> None:
+        self.delay = int(delayed)
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def read(self, value: Tensor) -> Tensor | None:

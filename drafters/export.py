@@ -1,7 +1,7 @@
 """Drafters in the shapes that serving engines load: a `config.json` and tensors by their names.
 
 Weights are ours, renamed; what differs is what an engine has to be told, and each of them takes a
-missing word for another default: so every one is written out. docs/serving.md says what has been
+missing word for another default: so every one is written out. docs/results/engines.md says what has been
 checked. Here is what the forms of all families share; those of one are in its own folder. Read next:
 `eagle/serving.py`, one family; `folder.py`, our own folder; `launch/export.py`, which writes the serving one.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.proposal import Committed
-from ..decoding.rows import places
+from ..decoding.rows import cached_range
 
 
 class History:
@@ -34,14 +34,14 @@ class History:
     def append(self, committed: Committed) -> None:
         """Take in a step; garbage after `count_B` is overwritten by the next one."""
         E = committed.tokens_BE.shape[1]
-        slots_BE = (self.lengths_B + 1)[:, None] + places(E, self.lengths_B.device)
+        slots_BE = (self.lengths_B + 1)[:, None] + cached_range(E, self.lengths_B.device)
         slots_BE = slots_BE.clamp_max(self.tokens_BL.shape[1] - 1)
         self.tokens_BL.scatter_(1, slots_BE, committed.tokens_BE)
         self.lengths_B += committed.count_B
 
     def recent(self, count: int) -> Tensor:
         """The last `count` tokens, the newest first; -1 before a row's first. [B, count]."""
-        slots_BK = self.lengths_B[:, None] - places(count, self.lengths_B.device)
+        slots_BK = self.lengths_B[:, None] - cached_range(count, self.lengths_B.device)
         recent_BK = self.tokens_BL.gather(1, slots_BK.clamp_min(0))
         return torch.where(slots_BK >= 0, recent_BK, -1)
 

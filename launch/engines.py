@@ -1,7 +1,7 @@
 """How each serving engine is started on an exported folder, or on a draft model as it is.
 
 What is printed works from any directory: every path is whole, every word quoted for a shell.
-Read next: `export.py`, which prints it; docs/serving.md, what was run.
+Read next: `export.py`, which prints it; docs/results/engines.md, what was run.
 """
 
 from __future__ import annotations

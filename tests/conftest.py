@@ -112,8 +112,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _shallow_target() -> None:
     """Is made where a test file asks for it."""
-    if (shallow := sys.modules.get("shallow")) is not None:
-        shallow.make()
+    if (shallow_target := sys.modules.get("helpers.models.shallow_target")) is not None:
+        shallow_target.make()
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +132,7 @@ def chat_tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def served_folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer_folder: Path) -> Path:
     """The target of `served_target` on disk."""
-    from served_target import small_target
+    from helpers.servers.served_target import small_target
 
     return small_target(tmp_path_factory.mktemp("served") / "target", chat_tokenizer_folder)
 

@@ -22,9 +22,9 @@ from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
-from served_target import Engine, serving
-from shallow import SHALLOW
-from small_flags import AUDIT
+from helpers.models.shallow_target import SHALLOW
+from helpers.runs.small_flags import AUDIT
+from helpers.servers.served_target import Engine, serving
 
 ROOT = Path(draftsmith.__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -324,6 +324,38 @@ def test_measures_name_the_code_that_computes_them() -> None:
     assert len(named) >= 10
     for path, name in named:
         assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE), (path, name)
+
+
+# what benchmarks/tables.py writes from a record speaks of the commit that was measured
+RECORDED = re.compile(r"^<!-- (?:table|run|notes): .*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+POINTER = re.compile(r"`((?:[a-z0-9_]+/)*[a-z0-9_]+\.py)`(?:, `([A-Za-z_]\w*)`)?")
+SCRIPTS = ("benchmarks", "benchmarks/common", "benchmarks/on_gpu")
+
+
+def lost_pointers(text: str) -> list[str]:
+    """Files, and names in them, that a page speaks of and that are not there."""
+    lost = []
+    for path, name in POINTER.findall(RECORDED.sub("", text)):
+        if path.startswith("vllm/"):  # another project's
+            continue
+        places = [ROOT / path, *(ROOT / folder / path for folder in SCRIPTS)]
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            lost.append(path)
+        elif name and not re.search(rf"^\s*(?:(?:def|class) {name}\b|{name}\b.* = )", file.read_text(), re.MULTILINE):
+            lost.append(f"{path}, {name}")
+    return lost
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_pages_name_files_and_code_that_are_there(page: Path) -> None:
+    """A file by its path from the root, or from `benchmarks/`; with a name behind it, what that file defines."""
+    assert lost_pointers(page.read_text()) == []
+
+
+def test_a_lost_pointer_is_seen() -> None:
+    page = "`eval/measure/speed.py`, `interleaved`, `eval/measure/timing.py`, `interleaved`, `eval/arms.py`"
+    assert lost_pointers(page) == ["eval/measure/speed.py, interleaved", "eval/arms.py"]
 
 
 def test_extending_quotes_what_is_tested() -> None:

@@ -15,8 +15,8 @@ import draftsmith
 import pytest
 from draftsmith.launch.recipe.load import field_paths
 from draftsmith.launch.recipe.model import Recipe
-from field_reads import reads_of
-from imports import circles, import_graph, imported_files, module_of
+from helpers.field_reads import reads_of
+from helpers.import_graph import circles, import_graph, imported_files, module_of
 
 ROOT = Path(draftsmith.__file__).parent
 # room -> rooms that it may import (docs/design.md, section 2); the root's own files are for all
@@ -110,6 +110,14 @@ FOLDERS = sorted({path.parent for path in SOURCES})
 def test_no_folder_is_too_wide(folder: Path) -> None:
     files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= 16, "more than a reader takes in at a glance: make sub-folders by subject"
+
+
+def test_what_tests_share_has_a_folder() -> None:
+    """Beside fixtures, the root of `tests/` holds tests alone; helpers are found in `tests/helpers/`."""
+    tests = ROOT / "tests"
+    assert [name_of(path) for path in tests.glob("*.py") if not path.name.startswith(("test_", "conftest"))] == []
+    for folder in (tests / "helpers", *filter(Path.is_dir, (tests / "helpers").iterdir())):
+        assert len([*folder.glob("*.py")]) <= 16, name_of(folder)
 
 
 def test_the_wheel_has_every_folder() -> None:

@@ -220,7 +220,7 @@ MUTATIONS = (
         "D15",
         "decoding/engine.py",
         "fixed shapes: the step after all rows have ended is counted",
-        "            return calls - late.delay if calls else 0\n",
+        "            return calls - all_done.delay if calls else 0\n",
         "            return calls\n",
         (ENGINE + "test_a_late_host_changes_nothing_but_its_own_knowledge",),
     ),

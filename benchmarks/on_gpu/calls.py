@@ -116,13 +116,13 @@ def within(setting: Callable[[], AbstractContextManager[None]], call: Callable[.
 
 def torch_alone() -> AbstractContextManager[None]:
     """The lean forward without kernels of our own."""
-    return _steps(on_cuda.Plain())
+    return _steps(on_cuda.TorchKernels())
 
 
 def with_torchs(step: str) -> AbstractContextManager[None]:
     """The lean forward by our kernels, but for one step, which is torch's."""
-    steps = on_cuda.Compiled()
-    setattr(steps, step, getattr(on_cuda.Plain(), step))
+    steps = on_cuda.TritonKernels()
+    setattr(steps, step, getattr(on_cuda.TorchKernels(), step))
     return _steps(steps)
 
 
@@ -132,7 +132,7 @@ def without_cudnn() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _steps(steps: on_cuda.Steps) -> Iterator[None]:
+def _steps(steps: on_cuda.LayerKernels) -> Iterator[None]:
     before = on_cuda._steps
     on_cuda._steps = lambda: steps  # type: ignore[assignment]
     try:

@@ -19,7 +19,7 @@ from draftsmith.benchmarks.on_gpu.calls import SLOTS, rounded_up
 from draftsmith.benchmarks.on_gpu.setting import Setting
 from draftsmith.benchmarks.on_gpu.shapes import Shape
 from draftsmith.decoding import kernels
-from draftsmith.decoding.backbone.lean.on_cuda import Compiled, Plain, Steps
+from draftsmith.decoding.backbone.lean.on_cuda import LayerKernels, TorchKernels, TritonKernels
 from draftsmith.eval.measure.timing import interleaved
 from torch import Tensor
 
@@ -75,7 +75,7 @@ def product_ways(x: Tensor) -> Ways:
     """A library's product, and ours for a few rows."""
     ways: Ways = {"torch": lambda weight: F.linear(x, weight)}
     if kernels.available():
-        compiled = Compiled()
+        compiled = TritonKernels()
         ways["own"] = lambda weight: compiled.product(x, weight, None)
     return ways
 
@@ -111,12 +111,12 @@ def between(setting: Setting, shape: Shape, nodes: int) -> Iterator[tuple[str, i
     yield "gate", nodes, [None], of_steps(lambda s, _: s.gated(both, by_tanh=False)), 0
 
 
-def of_steps(call: Callable[[Steps, Any], object]) -> Ways:
+def of_steps(call: Callable[[LayerKernels, Any], object]) -> Ways:
     """A step of the lean forward by torch alone, and by our kernels."""
-    plain = Plain()
+    plain = TorchKernels()
     ways: Ways = {"torch": lambda given: call(plain, given)}
     if kernels.available():
-        compiled = Compiled()
+        compiled = TritonKernels()
         ways["own"] = lambda given: call(compiled, given)
     return ways
 

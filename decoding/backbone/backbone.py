@@ -28,8 +28,8 @@ from .hidden_states import HiddenStates, decoder_of, layer_count
 from .hub import load_tokenizer
 from .kv_cache import KVCache
 from .lean.families import misfit
-from .lean.forward import Way, lean_forward
-from .lean.joined import Joined, can_join
+from .lean.forward import LayerRunner, lean_forward
+from .lean.joined import JoinedDecoder, can_join
 from .lean.on_cpu import OnCpu
 from .lean.on_cuda import OnCuda
 from .recurrence.scan import STATELESS, check_recurrent, recurrence
@@ -60,7 +60,7 @@ class Backbone:
         self.lean = True
         """Whether the lean forward runs where it computes what the model's own does."""
         self._stacked: Stack | None = None
-        self._side_by_side: Joined | None = None
+        self._side_by_side: JoinedDecoder | None = None
         self._recurrence = recurrence(model)
 
     @property
@@ -88,7 +88,7 @@ class Backbone:
             return False
         return self._windows is None or self.device.type != "cpu"
 
-    def _way(self, mask: Masks | None) -> Way | None:
+    def _layer_runner(self, mask: Masks | None) -> LayerRunner | None:
         """How layers are run with fewer operations; None where the model's own forward runs."""
         if not (self.lean and self._is_lean):
             return None
@@ -100,12 +100,12 @@ class Backbone:
         )
 
     @property
-    def _joined(self) -> Joined | None:
+    def _joined(self) -> JoinedDecoder | None:
         """The model's joined projections, moved together anew where one was put elsewhere; None where it has none."""
         if not self._can_join:
             return None
         if self._side_by_side is None or not self._side_by_side.is_current:
-            self._side_by_side = Joined(decoder_of(self.model))
+            self._side_by_side = JoinedDecoder(decoder_of(self.model))
         return self._side_by_side
 
     @cached_property
@@ -261,9 +261,9 @@ class Backbone:
         layers: Sequence[int] = (),
     ) -> Seen:
         states = HiddenStates(layers, self._layer_count)
-        way = self._way(mask)
-        if way is not None:
-            logits_BNV = lean_forward(self.model, way, tokens, mask, positions, kv_cache, keep=keep, states=states)
+        runner = self._layer_runner(mask)
+        if runner is not None:
+            logits_BNV = lean_forward(self.model, runner, tokens, mask, positions, kv_cache, keep=keep, states=states)
             return Seen(logits_BNV, states.side_by_side)
         with states.taken_from(decoder_of(self.model)):
             out = self.model(

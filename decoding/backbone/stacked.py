@@ -1,12 +1,10 @@
 """The projections of a small model, stacked and laid out for products with few rows.
 
-Query, key and value are one product then, gate and up another: a small model's call is mostly the way to its
-products, and there are three fewer of them in a layer. How a weight lies for one token, for the few of a verify call
-and for more decides up to half of a product's time, and differently from one kind of processor to another (`Joined`).
-The stack is copies of the weights, so it is made for small frozen models alone, and made anew where a weight has
-changed.
-`Together` is the same for a module of our own, such as a drafter's layer. Read next: `lean/on_cpu.py`, which runs
-the stack.
+Query, key and value become one product, gate and up another: a small model's call mostly takes the time to reach its
+products, and a layer then has three fewer of them. The layout of a weight decides up to half of a product's time, and
+the best one depends on the number of tokens and on the processor (`FusedLinear`). The stack is a copy of the weights,
+so it is made for small frozen models alone, and made again when a weight has changed. `SharedInputLinears` is the same
+for a module of our own, such as a drafter's layer. Read next: `lean/on_cpu.py`, which runs the stack.
 
 Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
 """
@@ -25,7 +23,7 @@ from ..processor import Kind, kind
 
 _MOST = 100_000_000
 """Numbers of a model that is stacked: in a larger one the products themselves take the time."""
-_MOST_TOGETHER = 5_000_000
+_MOST_SHARED = 5_000_000
 """The same for the layers of one product."""
 _LEAST_PACKED = 2**16
 """Numbers of a weight below which another way to its product costs more than it saves."""
@@ -42,11 +40,11 @@ _LARGE = 2**19
 """Numbers of a weight from which oneDNN is the faster one on every processor: an output projection's."""
 
 
-class Joined(NamedTuple):
+class FusedLinear(NamedTuple):
     """Several linear layers as one, each number of rows by the kernel that is fastest for it.
 
-    With AVX-512: column by column for a token or two, by oneDNN for more. Where there are tiles too (AMX), column
-    by column throughout, but for output projections, which go by oneDNN from four tokens on. Without AVX-512: by W x^T
+    With AVX-512: column by column for a token or two, by oneDNN for more. With AMX's tiles too: column by column
+    throughout, except output projections, which go by oneDNN from four tokens on. Without AVX-512: by W x^T
     for two to five tokens, a verify call's, which is faster there than x W^T; output projections by oneDNN from two
     tokens on. Measured by `benchmarks/verify_call.py`. The kernel depends on the processor and the shapes alone, never
     on a clock, so that equal calls give equal bits.
@@ -63,7 +61,7 @@ class Joined(NamedTuple):
     """The same weight row by row, for W x^T; None where that is never the fastest."""
 
     @staticmethod
-    def of(layers: Sequence[nn.Linear]) -> Joined:
+    def of(layers: Sequence[nn.Linear]) -> FusedLinear:
         """The outputs of `layers`, one behind the other."""
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         bias = torch.cat(biases) if biases else None
@@ -73,9 +71,9 @@ class Joined(NamedTuple):
         packed = laid_out(weight, _ROWS) if large or processor != "amx" else None
         turned = processor == "narrower" and weight.device.type == "cpu" and _LEAST_PACKED <= weight.numel() < _LARGE
         if not turned:
-            return Joined(columns, bias, packed, _LEAST_ROWS[processor], None)
+            return FusedLinear(columns, bias, packed, _LEAST_ROWS[processor], None)
         wide = weight.shape[1] > weight.shape[0]
-        return Joined(weight if wide else columns, bias, packed, _MOST_TURNED + 1, weight)
+        return FusedLinear(weight if wide else columns, bias, packed, _MOST_TURNED + 1, weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
@@ -120,15 +118,15 @@ def _packs(weight: Tensor) -> bool:
     )
 
 
-class Together:
-    """Linear layers of a module that read the same: one product while they are small, frozen and in fp32 on a CPU.
+class SharedInputLinears:
+    """Linear layers of a module with one input: one product while they are small, frozen and in fp32 on a CPU.
 
     The layers are looked up when they run, so that what replaces or wraps them is what runs.
     """
 
     def __init__(self, owner: nn.Module, *names: str) -> None:
         self._owner, self._names = owner, names
-        self._joined: Joined | None = None
+        self._joined: FusedLinear | None = None
         self._state: list[int] = []
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -154,7 +152,7 @@ class Together:
             self._joined, self._state = None, []
             return None
         if state != self._state:
-            self._joined, self._state = Joined.of(layers) if _are_small(layers) else None, state
+            self._joined, self._state = FusedLinear.of(layers) if _are_small(layers) else None, state
         return None if self._joined is None else self._joined(x)
 
 
@@ -172,16 +170,15 @@ def _reads(x: Tensor) -> bool:
 def _are_small(layers: Sequence[Any]) -> bool:
     weights = [layer.weight for layer in layers]
     return (
-        all(each.dtype == torch.float32 for each in weights)
-        and sum(each.numel() for each in weights) <= _MOST_TOGETHER
+        all(each.dtype == torch.float32 for each in weights) and sum(each.numel() for each in weights) <= _MOST_SHARED
     )
 
 
 def _frozen_state(layers: Sequence[Any]) -> list[int] | None:
     """`_state_of` the layers' weights; None where one is not plain and frozen.
 
-    It is looked at in every call of a drafter's layer, so it asks each module's own dictionaries: by their names
-    it would take as long as the products.
+    Every call of a drafter's layer asks for it, so it reads the modules' own dictionaries: access by attribute
+    would take as long as the products.
     """
     if not all(map(is_plain, layers)):
         return None
@@ -189,17 +186,17 @@ def _frozen_state(layers: Sequence[Any]) -> list[int] | None:
 
 
 def _state_of(weights: Iterable[Tensor]) -> list[int]:
-    """What changes when a weight is written to, or put elsewhere."""
+    """Numbers that change when a weight is written to, or put elsewhere."""
     return [number for each in weights for number in (each._version, each.data_ptr())]
 
 
 class Stacked(NamedTuple):
     """A layer's projections by what they read."""
 
-    query_key_value: Joined
-    out: Joined
-    gate_up: Joined
-    down: Joined
+    query_key_value: FusedLinear
+    out: FusedLinear
+    gate_up: FusedLinear
+    down: FusedLinear
     key_heads: int
     head_norm: Tensor | None
     """The weights of the norms of query and key heads, [Q + G, D]."""
@@ -215,7 +212,7 @@ class Stack:
             self._weights += [*layer.self_attn.parameters(), *layer.mlp.parameters()]
         self._state, self._head_state = self._now(), _state_of(self._head_weights)
         self.layers = [_stacked(layer) for layer in model.model.layers]
-        self.head = Joined.of([model.lm_head])
+        self.head = FusedLinear.of([model.lm_head])
 
     @property
     def is_current(self) -> bool:
@@ -275,7 +272,7 @@ def through(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _stacked(layer: Any) -> Stacked:
-    query_key_value, out, gate_up, down = (Joined.of(_layers(layer, part)) for part in _PARTS)
+    query_key_value, out, gate_up, down = (FusedLinear.of(_layers(layer, part)) for part in _PARTS)
     attention = layer.self_attn
     counts = [each.weight.shape[0] // attention.head_dim for each in (attention.q_proj, attention.k_proj)]
     head_norm = None

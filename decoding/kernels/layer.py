@@ -20,13 +20,13 @@ _GATED = 1024
 
 
 def enter(
-    hidden: Tensor, out: Tensor | None, behind: Tensor | None, weight: Tensor, eps: float, *, from_one: bool
+    hidden: Tensor, out: Tensor | None, post_norm: Tensor | None, weight: Tensor, eps: float, *, from_one: bool
 ) -> tuple[Tensor, Tensor]:
-    """`hidden + norm(out)` and its norm, both [B, N, H]; without `behind` `out` is added as it is.
+    """`hidden + norm(out)` and its norm, both [B, N, H]; without `post_norm` `out` is added as it is.
 
     Args:
         hidden, out: [B, N, H], contiguous; without `out` nothing is added.
-        behind, weight: [H], of the norms; `from_one`: what is above or below one.
+        post_norm, weight: [H], of the norms; `from_one`: what is above or below one.
     """
     H = hidden.shape[-1]
     summed = hidden if out is None else torch.empty_like(hidden)
@@ -36,14 +36,14 @@ def enter(
         _enter_kernel[(hidden.numel() // H,)](
             hidden,
             out,
-            behind,
+            post_norm,
             weight,
             summed,
             normed,
             H,
             eps,
             ADDED=out is not None,
-            BEHIND=behind is not None,
+            POST_NORM=post_norm is not None,
             FROM_ONE=from_one,
             BLOCK=block,
             num_warps=min(16, max(4, block // 512)),
@@ -55,14 +55,14 @@ def enter(
 def _enter_kernel(
     hidden_ptr,
     out_ptr,
-    behind_ptr,
+    post_norm_ptr,
     weight_ptr,
     summed_ptr,
     normed_ptr,
     H,
     eps,
     ADDED: tl.constexpr,
-    BEHIND: tl.constexpr,
+    POST_NORM: tl.constexpr,
     FROM_ONE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -74,8 +74,8 @@ def _enter_kernel(
     kind = normed_ptr.dtype.element_ty
     if ADDED:
         out_H = tl.load(out_ptr + start + at_H, mask=inside_H, other=0.0).to(tl.float32)
-        if BEHIND:
-            out_H = _normed(out_H, behind_ptr, at_H, inside_H, H, eps, FROM_ONE).to(kind).to(tl.float32)
+        if POST_NORM:
+            out_H = _normed(out_H, post_norm_ptr, at_H, inside_H, H, eps, FROM_ONE).to(kind).to(tl.float32)
         sum_H = (x_H + out_H).to(kind)
         tl.store(summed_ptr + start + at_H, sum_H, mask=inside_H)
         x_H = sum_H.to(tl.float32)  # the norm is of what was kept

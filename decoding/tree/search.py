@@ -21,7 +21,7 @@ Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class TreePlan:
     """A tree and what it promises.
 
     Attributes:
@@ -133,7 +133,7 @@ def best_tree_dp(acceptance: NDArray, nodes: int) -> list[Path]:
 
 def best_budget(
     acceptance: NDArray, curve: Mapping[int, float], *, draft_cost: float, budgets: Iterable[int] | None = None
-) -> Plan:
+) -> TreePlan:
     """The size of tree that decodes fastest: most (1 + expected) / (verify cost + draft cost).
 
     Sequoia's hardware-aware choice (Chen et al. 2024, arXiv 2402.12374), on the trees of
@@ -156,10 +156,10 @@ def best_budget(
     sizes = sorted(set(range(max(2, min(curve)), max(curve) + 1) if budgets is None else budgets))
     if not sizes:
         raise ValueError("no budget to choose from: a tree has at least 2 nodes")
-    best: Plan | None = None
+    best: TreePlan | None = None
     taken = _likeliest(a_DR, _budget(sizes[-1]))
     for size in sizes:
-        plan = _plan(taken[: _budget(size)], _cost(curve, size, len(taken)) + draft_cost)
+        plan = _tree_plan(taken[: _budget(size)], _cost(curve, size, len(taken)) + draft_cost)
         if best is None or plan.speedup > best.speedup:
             best = plan
     assert best is not None
@@ -233,7 +233,7 @@ def _cost(curve: Mapping[int, float], size: int, most: int) -> float:
     return float(np.interp(nodes, known, [curve[each] for each in known]))
 
 
-def _plan(taken: Sequence[tuple[Path, float]], cost: float) -> Plan:
+def _tree_plan(taken: Sequence[tuple[Path, float]], cost: float) -> TreePlan:
     expected = sum(product for _, product in taken)
     paths = tuple(_ordered(path for path, _ in taken))
-    return Plan(paths, 1 + len(paths), expected, (1 + expected) / cost)
+    return TreePlan(paths, 1 + len(paths), expected, (1 + expected) / cost)

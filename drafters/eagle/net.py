@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.backbone.kv_cache import KVCache
-from ...decoding.backbone.stacked import Together
+from ...decoding.backbone.stacked import SharedInputLinears
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, Rotary
 from ..layers.passes import Passes, Sunk
 from ..layers.recomputed import again
@@ -194,7 +194,7 @@ class EagleNet(PairNet):
         super().__init__()
         self.config = config
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
-        self._fc = Together(self, "fc")
+        self._fc = SharedInputLinears(self, "fc")
         self.layers = nn.ModuleList([EagleLayer(config)])
         self.rotary = Rotary(config)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.backbone.lean.on_cpu import rms_norm
-from ...decoding.backbone.stacked import Together
+from ...decoding.backbone.stacked import SharedInputLinears
 from ..sizes import check_number, check_sizes
 from .rope import check_scaling, frequencies, rope_of
 
@@ -113,8 +113,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, shape.kv_heads * shape.head_size, bias=False)
         self.v_proj = nn.Linear(width, shape.kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.hidden, bias=False)
-        self._query_key_value = Together(self, "q_proj", "k_proj", "v_proj")
-        self._out = Together(self, "o_proj")
+        self._query_key_value = SharedInputLinears(self, "q_proj", "k_proj", "v_proj")
+        self._out = SharedInputLinears(self, "o_proj")
 
     def forward(
         self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, kv_cache: KVCache | None, layer: int = 0
@@ -257,7 +257,10 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
-        self._gate_up, self._down = Together(self, "gate_proj", "up_proj"), Together(self, "down_proj")
+        self._gate_up, self._down = (
+            SharedInputLinears(self, "gate_proj", "up_proj"),
+            SharedInputLinears(self, "down_proj"),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self._gate_up(x)

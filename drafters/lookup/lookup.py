@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
-from ...decoding.rows import places
+from ...decoding.rows import cached_range
 from ...decoding.sampling import Warper
 from ...decoding.tree.tree import chain
 from ..history import History
@@ -48,7 +48,7 @@ class ChainLookup(ABC):
         tokens_BK, count_B = self.find()
         # unless shapes are fixed, columns that no row has filled are left out
         length = self.draft_length if self._static else max(count_B.tolist())
-        at_N = places(length + 1, last_B.device)
+        at_N = cached_range(length + 1, last_B.device)
         tokens_BN = torch.cat([last_B[:, None], tokens_BK[:, :length]], 1)
         present_BN = at_N <= count_B[:, None]
         # absent nodes are computed too: any valid id will do
@@ -88,7 +88,7 @@ def best_match(run_BL: Tensor, allowed_BL: Tensor, *, shortest: int, latest: boo
 
 def copy_after(source_BL: Tensor, match_B: Tensor, count: int, end_B: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens after a match up to `end_B` or a separator (-1), and how many. [B, K], [B]."""
-    slots_BK = (match_B + 1)[:, None] + places(count, match_B.device)
+    slots_BK = (match_B + 1)[:, None] + cached_range(count, match_B.device)
     wide_BL = source_BL.expand(len(match_B), -1)
     tokens_BK = wide_BL.gather(1, slots_BK.clamp(0, source_BL.shape[1] - 1))
     good_BK = (slots_BK < end_B[:, None]) & (tokens_BK >= 0) & (match_B >= 0)[:, None]

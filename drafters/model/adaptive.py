@@ -18,7 +18,7 @@ from torch import Tensor
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
-from ...decoding.rows import Late
+from ...decoding.rows import DelayedRead
 from ...decoding.sampling import Warper
 from ..temperatures import Policy
 from .draft_model import DraftModel
@@ -51,7 +51,7 @@ class AdaptiveDraft(DraftModel):
         device = self.backbone.device
         self._passed_B = torch.ones(len(prompts), device=device)
         self._tested_B = torch.full((len(prompts),), 2.0, device=device)
-        self._late = Late(static)
+        self._late = DelayedRead(static)
         self._length_B = self._earlier_B = self.plan()
 
     def plan(self) -> Tensor:

@@ -19,7 +19,7 @@ from ...decoding.backbone.backbone import Backbone
 from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
-from ...decoding.rows import places
+from ...decoding.rows import cached_range
 from ...decoding.rules.acceptance import row_of
 from ...decoding.sampling import Warper, draw
 from ...decoding.tree.tree import chain
@@ -145,7 +145,7 @@ class DraftModel:
         wanted_B = self.limit.fewer(wanted_B, self._history.lengths_B)
         present_BN = None
         if wanted_B is not None:
-            present_BN = places(length + 1, last_B.device) <= wanted_B[:, None]
+            present_BN = cached_range(length + 1, last_B.device) <= wanted_B[:, None]
         return chain_of(tokens, q, present_BN=present_BN, coins=self.nodes)
 
     def room(self) -> Tensor | None:
@@ -184,7 +184,7 @@ class DraftModel:
         # rows that lack fewer tokens feed some again, which writes the same values; a row too short for
         # that begins at its start, and what it computes after its last token is not used
         start_B = (lengths_B - (width - 1)).clamp_min(0)
-        slots_BW = start_B[:, None] + places(width, start_B.device)
+        slots_BW = start_B[:, None] + cached_range(width, start_B.device)
         tokens_BW = self._known(self._history.tokens_BL.gather(1, slots_BW))
         at_B = lengths_B - start_B if width > self._shortest + 1 else None
         return self._logits(tokens_BW, start_B, at_B)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ...decoding.backbone.backbone import Backbone, check_token_ids
 from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
-from ...decoding.rows import places
+from ...decoding.rows import cached_range
 from ...decoding.sampling import Warper
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
@@ -96,7 +96,7 @@ class Pard(DraftModel):
             return proposal
         # all or none: its slots are those of one pass, which ends behind the last
         there_B1 = room_B[:, None] >= self.draft_length
-        root_N = places(len(proposal.tree), last_B.device) == 0
+        root_N = cached_range(len(proposal.tree), last_B.device) == 0
         return replace(proposal, present_BN=there_B1 | root_N)
 
     def _slots(self, length: int) -> Tensor:

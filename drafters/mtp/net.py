@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.backbone.hidden_states import LAST, UNNORMED
-from ...decoding.backbone.stacked import Together
+from ...decoding.backbone.stacked import SharedInputLinears
 from ..eagle.net import PairNet
 from ..layers.llama import Norm
 from .layers import MtpAttention, MtpLayer, MtpShape, rotary_of
@@ -35,7 +35,7 @@ class MtpNet(PairNet):
         self.pre_fc_norm_embedding = Norm(config.hidden, config.eps)
         self.pre_fc_norm_hidden = Norm(config.hidden, config.eps)
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
-        self._fc = Together(self, "fc")
+        self._fc = SharedInputLinears(self, "fc")
         self.layers = nn.ModuleList([MtpLayer(config)])
         self.norm = Norm(config.hidden, config.eps)
         self.rotary = rotary_of(config)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ...decoding.graphs import Held, Recordings, Replayed
+from ...decoding.graphs import RecordedUniforms, Recordings, Replayed
 from ...decoding.random import Uniforms
 
 Call = Callable[[], object]
@@ -29,7 +29,7 @@ def recorded(call: Call, device: torch.device, *, insists: bool = True) -> Call:
     """
     if device.type != "cuda":
         return call
-    replayed = Replayed(call, Held(Uniforms(0, [0], device)), Recordings(insists=insists))
+    replayed = Replayed(call, RecordedUniforms(Uniforms(0, [0], device)), Recordings(insists=insists))
     for _ in range(3):  # two eager calls, then the recording
         replayed()
     return replayed

@@ -14,7 +14,7 @@ from draftsmith.benchmarks.common.neighbours import times_as_long
 from draftsmith.benchmarks.common.records import read_record
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.experts import experts_of
-from scripts import load
+from helpers.benchmark_scripts import load
 from torch import nn
 
 experts = load("experts")

@@ -13,8 +13,8 @@ from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.hidden_states import LAST
 from draftsmith.drafters.projection import Projection
-from scripts import load
-from small_heads import make_on_target as make
+from helpers.benchmark_scripts import load
+from helpers.models.small_drafters import make_on_target as make
 from torch import Tensor
 
 first_draft = load("first_draft")

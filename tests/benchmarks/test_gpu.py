@@ -16,7 +16,7 @@ from draftsmith.benchmarks.common.gpu_front import Part, Went, compact, problems
 from draftsmith.benchmarks.common.provenance import commit
 from draftsmith.benchmarks.common.records import FOLDER, Record, read_record, read_records
 from draftsmith.benchmarks.on_gpu.sections import SECTIONS
-from scripts import SCRIPTS, load
+from helpers.benchmark_scripts import SCRIPTS, load
 
 gpu = load("gpu")
 ROOT = SCRIPTS.parent

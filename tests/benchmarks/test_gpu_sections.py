@@ -25,7 +25,7 @@ from draftsmith.benchmarks.on_gpu.shapes import QWEN3_8B, SHAPES, target_of
 from draftsmith.decoding import kernels
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.loop import optimizer
-from scripts import SCRIPTS, load
+from helpers.benchmark_scripts import SCRIPTS, load
 
 
 def a_record(setting: Setting, number: int) -> Record:

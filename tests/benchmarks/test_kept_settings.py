@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from draftsmith.benchmarks.common.kept import same_settings
-from scripts import load
+from helpers.benchmark_scripts import load
 
 GIVEN = {
     "out": Path("runs/x"),

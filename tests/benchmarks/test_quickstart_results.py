@@ -12,7 +12,7 @@ from draftsmith.benchmarks.common.markdown import lines_of
 from draftsmith.benchmarks.common.records import read_record
 from draftsmith.launch.quickstart import HALF, RECIPE, TRAINING, TRAINING_FREE
 from draftsmith.launch.recipe.load import load_recipe
-from scripts import MACHINE, load
+from helpers.benchmark_scripts import MACHINE, load
 
 LOG = """make quickstart: passed in 640 s with its set-up, largest process 1.9 GB; log: somewhere
 make test: FAILED in 812 s with its set-up, largest process 2.4 GB; log: somewhere

@@ -11,7 +11,7 @@ from draftsmith.benchmarks.common.records import Cell, write_record
 from draftsmith.benchmarks.reliability import ROOT, ROWS, assembled, bound, command, described, kept, run, tallying
 
 SOURCE = """
-from draftsmith.tests.tally import tally
+from draftsmith.tests.helpers.reliability_tally import tally
 
 def check(count):
     tally("kills", tried=count, failed=count - 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import SCRIPTS
+from helpers.benchmark_scripts import SCRIPTS
 
 SCRIPT = SCRIPTS / "samplers.py"
 

@@ -13,7 +13,7 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.folder import save_heads
-from small_heads import small_block_net, small_dflash2_net, small_dspark_net
+from helpers.models.small_drafters import small_block_net, small_dflash2_net, small_dspark_net
 
 NETS = {
     "DFlash": small_block_net,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scripts import load
+from helpers.benchmark_scripts import load
 from torch import nn
 
 eagle3_step, scaling = load("eagle3_step"), load("scaling")

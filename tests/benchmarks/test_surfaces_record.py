@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftsmith.benchmarks.common.markdown import lines_of
 from draftsmith.benchmarks.common.records import read_record
-from scripts import MACHINE, load
+from helpers.benchmark_scripts import MACHINE, load
 
 BATCH = {
     "method": "runs/one/drafter",

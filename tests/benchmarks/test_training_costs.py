@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import SCRIPTS, load
+from helpers.benchmark_scripts import SCRIPTS, load
 
 loss_memory, train_step = load("loss_memory"), load("train_step")
 

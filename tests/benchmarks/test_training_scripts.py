@@ -15,7 +15,7 @@ from draftsmith.drafters.folder import read_entry
 from draftsmith.drafters.model.early_exit import save_early_exit
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
-from scripts import SCRIPTS
+from helpers.benchmark_scripts import SCRIPTS
 
 RUNS = {"eagle3-tiny": "EAGLE-3", "dspark-tiny": "DSpark"}
 SMALL = {"data.limit_rows": "40", "data.sequence_length": "64"}

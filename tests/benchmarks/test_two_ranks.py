@@ -14,8 +14,8 @@ import torch
 from draftsmith.benchmarks.common.noted_run import Noted, read_rows
 from draftsmith.benchmarks.common.records import read_record
 from draftsmith.trainers.methods import METHODS
+from helpers.benchmark_scripts import SCRIPTS, load
 from safetensors.torch import save_file
-from scripts import SCRIPTS, load
 
 two_ranks = load("two_ranks")
 ALONE = {("m", "train", 1): {"loss": 2.0, "grad_norm": 0.001}, ("m", "probe", 1): {"tau": 1.5}}

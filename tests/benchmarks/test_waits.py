@@ -15,7 +15,7 @@ from draftsmith.benchmarks.on_gpu.shapes import LLAMA_1B, target_of
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.model.draft_model import DraftModel
-from scripts import SCRIPTS
+from helpers.benchmark_scripts import SCRIPTS
 from torch import Tensor
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))

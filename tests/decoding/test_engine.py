@@ -10,7 +10,7 @@ from conftest import VOCABULARY, make_drafter, make_target
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.graphs import Held
+from draftsmith.decoding.graphs import RecordedUniforms
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree.tree import Tree, chain
@@ -414,7 +414,7 @@ def test_graphs_hold_no_choice_of_the_host(target) -> None:
 
 def test_a_held_block_hands_out_every_number_once() -> None:
     """As under a graph: the step reads one address, the numbers there are always new."""
-    held = Held(Uniforms(0, range(2), "cpu"))
+    held = RecordedUniforms(Uniforms(0, range(2), "cpu"))
     plain = Uniforms(0, range(2), "cpu")
     seen, places = [], set()
     for step in range(6):

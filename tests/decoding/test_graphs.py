@@ -19,16 +19,16 @@ from draftsmith.decoding import engine, graphs
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.kv_cache import KVCache, few_sizes
 from draftsmith.decoding.engine import Generation, autoregressive, generate
-from draftsmith.decoding.graphs import Held, _say
+from draftsmith.decoding.graphs import RecordedUniforms, _say
 from draftsmith.decoding.rules.acceptance import accept_greedy
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.lookup.function import CallableDrafter
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError
+from helpers.models.random_models import random_model, ready
 from pretended_cuda.device import PretendedCuda
 from pretended_cuda.graphs import Graph
-from random_models import random_model, ready
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4]]
@@ -124,7 +124,7 @@ def test_numbers_are_fresh_in_every_replay(there: Backbone, monkeypatch: pytest.
     """The planted bug: a step that replays the numbers that it was recorded with writes another text."""
     right = written(there, warper=SAMPLED)
     assert right.tokens == written(there, warper=SAMPLED, graphs=False).tokens
-    monkeypatch.setattr(Held, "restart", lambda self: setattr(self, "_taken", 0))
+    monkeypatch.setattr(RecordedUniforms, "restart", lambda self: setattr(self, "_taken", 0))
     assert written(there, warper=SAMPLED).tokens != right.tokens
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from conftest import make_drafter, make_target
-from damaged import KINDS, damage
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.hub import load_config, load_tokenizer
@@ -20,8 +19,9 @@ from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
+from helpers.models.small_drafters import FAMILIES, make_on_target
+from helpers.runs.damaged_files import KINDS, damage
 from safetensors.torch import load_file, save_file
-from small_heads import FAMILIES, make_on_target
 
 WEIGHTS = "model.safetensors"
 

@@ -21,7 +21,7 @@ from draftsmith.drafters.heads.medusa import MedusaHeads, MedusaShape
 from draftsmith.drafters.layers.llama import LayerShape
 from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError
-from random_models import random_model
+from helpers.models.random_models import random_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -12,9 +12,9 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError
+from helpers.models.proposers import ELSEWHERE, ON_THE_HOST, PROMPTS, PROPOSERS, REPLAYED, Make
 from pretended_cuda.device import PretendedCuda
 from pretended_cuda.graphs import Graph
-from proposers import ELSEWHERE, ON_THE_HOST, PROMPTS, PROPOSERS, REPLAYED, Make
 
 NEW = 8
 GREEDY, SAMPLED = Warper(0.0), Warper(0.8, top_k=20, top_p=0.95)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from draftsmith.drafters.export import ServedTarget, llama_words
 from draftsmith.drafters.layers.llama import LayerShape
-from random_models import random_model, ready
+from helpers.models.random_models import random_model, ready
 from transformers import AutoConfig
 
 

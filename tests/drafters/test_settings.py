@@ -17,7 +17,7 @@ from draftsmith.drafters.heads.bpd import BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.mtp.net import MtpNet
-from small_heads import small_dflash2_net, small_dspark_net, small_peagle_net
+from helpers.models.small_drafters import small_dflash2_net, small_dspark_net, small_peagle_net
 from torch import nn
 
 FRESH: dict[str, Any] = {

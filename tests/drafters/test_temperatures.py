@@ -20,8 +20,8 @@ from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import TOYS, Toy, toy_of
 from draftsmith.launch.recipe.load import load_recipe
+from helpers.models.small_drafters import make_on_target
 from pydantic import ValidationError
-from small_heads import make_on_target
 
 FACTORS = (0.5, 2.0)
 TREES = ("chain", "static")

@@ -1,4 +1,4 @@
-"""What a session of the engines' tests found, as the record that docs/serving.md shows.
+"""What a session of the engines' tests found, as the record that docs/results/engines.md shows.
 
 A row is written before it is asserted on, so that a table shows what failed too. Read next:
 `benchmarks/common/records.py`.

@@ -24,7 +24,7 @@ from draftsmith.trainers.teacher.frozen import saver
 from engines.engine import MOST_TOKENS, NEEDED, Asked, Vllm
 from engines.exported import exported
 from engines.measured import Prompts, first_drafts, greedy
-from random_models import random_model
+from helpers.models.random_models import random_model
 
 pytestmark = NEEDED
 K, REPEATS = 4, 2

@@ -18,7 +18,7 @@ from draftsmith.launch.cli import main
 from engines.engine import NEEDED
 from engines.findings import STATES_OF, Findings
 from engines.serving import NAME, serving
-from launching import launched
+from helpers.runs.launcher import launched
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from counted_reads import counted_reads
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.decoding.backbone import cut as cutting
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -32,6 +31,7 @@ from draftsmith.trainers.loop.setup import make_accelerator
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
+from helpers.weight_reads import counted_reads
 
 LAYERS = (0, 1, LAST)
 ROWS, TOKENS = 4, 12

@@ -22,7 +22,7 @@ from draftsmith.errors import Stopped
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig, MtpConfig
 from faults import toy
-from method_objectives import build
+from helpers.models.method_objectives import build
 from torch import Tensor
 
 LABELS = "labels in the first part alone"

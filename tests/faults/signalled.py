@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crash import run
 from faults import toy
+from helpers.runs.crashed_process import run
 
 
 class Stage(NamedTuple):

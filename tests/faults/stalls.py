@@ -14,7 +14,7 @@ from typing import Any
 
 from draftsmith.trainers.loop import processes
 from faults import toy
-from small_run import write_recipe
+from helpers.runs.small_run import write_recipe
 
 BOUND = 3  # seconds that the recipe lets one process wait for another
 PLACES = ("rows", "step", "save")

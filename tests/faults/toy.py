@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from chains import Batch, Chains, stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import (
@@ -26,7 +25,8 @@ from draftsmith.trainers.method_config import TuneConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.target import TargetObjective
 from draftsmith.trainers.teacher.tuned import TunedTarget
-from method_objectives import NoTokenizer, build
+from helpers.models.learnable_text import Batch, Chains, stop_behind
+from helpers.models.method_objectives import NoTokenizer, build
 
 ROWS, BATCH, STEPS = 40, 8, 12
 

@@ -14,7 +14,7 @@ from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.launch.cli import main
-from small_run import assert_same_weights, write_recipe
+from helpers.runs.small_run import assert_same_weights, write_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

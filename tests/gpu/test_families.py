@@ -14,7 +14,7 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
-from random_models import own_text, random_model, ready, skip_unknown
+from helpers.models.random_models import own_text, random_model, ready, skip_unknown
 
 GREEDY = Warper(0.0)
 # four windows of eight tokens: one prompt has left the first already, the other leaves it in its answer

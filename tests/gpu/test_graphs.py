@@ -22,8 +22,8 @@ from draftsmith.decoding.rules.acceptance import accept_greedy
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError
-from proposers import PROPOSERS, REPLAYED
-from random_models import random_model, ready
+from helpers.models.proposers import PROPOSERS, REPLAYED
+from helpers.models.random_models import random_model, ready
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4], [1, 2, 3]]
@@ -166,7 +166,7 @@ def test_numbers_are_fresh_in_every_replay(target: Backbone, monkeypatch: pytest
     """The planted bug: a step that replays the numbers that it was recorded with writes another text."""
     drafter = make_drafter(target)
     right = written(target, drafter, warper=SAMPLED, graphs=True)
-    monkeypatch.setattr("draftsmith.decoding.graphs.Held.restart", lambda self: setattr(self, "_taken", 0))
+    monkeypatch.setattr("draftsmith.decoding.graphs.RecordedUniforms.restart", lambda self: setattr(self, "_taken", 0))
     assert written(target, drafter, warper=SAMPLED, graphs=True).tokens != right.tokens
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftsmith.benchmarks.common.waits import Watch
 from faults import toy
-from method_cases import CASES
+from helpers.models.method_cases import CASES
 
 
 @pytest.mark.parametrize("case", [*CASES, "eagle with muon"])

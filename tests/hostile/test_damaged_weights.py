@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from conftest import make_drafter
-from damaged import KINDS, damage
 from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
-from small_heads import make_on_target
-from strangers import make_target_folder
+from helpers.models.small_drafters import make_on_target
+from helpers.runs.damaged_files import KINDS, damage
+from helpers.runs.hostile_folders import make_target_folder
 
 WEIGHTS = "model.safetensors"
 HOW = [*KINDS, "a folder"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
-from strangers import CASES, Case, copied, make_folders
-from tally import tally
+from helpers.reliability_tally import tally
+from helpers.runs.hostile_folders import CASES, Case, copied, make_folders
 
 QUICK = CASES[::8]
 EVAL = "--no-audit --eval.limit 1 --eval.prompt_tokens 16 --eval.max_new_tokens 8 --eval.sweep [] --eval.repeats 1"

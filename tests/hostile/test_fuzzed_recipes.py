@@ -14,8 +14,8 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import field_paths, load_recipe, shipped_recipes
+from helpers.reliability_tally import tally
 from ruamel.yaml import YAML
-from tally import tally
 
 ODD: list[Any] = [
     *(

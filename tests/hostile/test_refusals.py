@@ -25,9 +25,9 @@ from draftsmith.launch.engines import COMMANDS, Start, command
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
+from helpers.models.small_drafters import make_on_target
+from helpers.runs.hostile_folders import CASES, copied, trusting_run
 from safetensors.torch import load_file
-from small_heads import make_on_target
-from strangers import CASES, copied, trusting_run
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import killable
 import pytest
 import torch
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -17,6 +16,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.measure.metrics import tau
 from draftsmith.launch.cli import main
+from helpers.runs import killed_process
 
 NAMES = ["width", "height", "path", "index", "parser", "value"]
 LENGTH, TOKENS, PROMPT = 3, 24, 12
@@ -134,7 +134,7 @@ def test_killed_at_a_random_moment_it_ends_with_the_same_bits(place: Path, tmp_p
     out = tmp_path / "killed"
     landed = 0
     while landed < 1:
-        process = killable.start(words(place, "shaken", out, "--batch", "1"))
+        process = killed_process.start(words(place, "shaken", out, "--batch", "1"))
         process.join(1 + 3 * rng.random())
         if not process.is_alive():
             break

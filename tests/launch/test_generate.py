@@ -17,7 +17,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import killable
 import pytest
 from draftsmith.data.config import DataConfig
 from draftsmith.data.generate.journal import Journal
@@ -32,6 +31,7 @@ from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.launch.cli import main
+from helpers.runs import killed_process
 from safetensors.torch import load_file, save_file
 
 Captured = pytest.CaptureFixture[str]
@@ -308,7 +308,7 @@ def kill_often(place: Path, whole: Path, folder: Path, *, kills: int) -> None:
     ]
 
     def start(out: Path) -> BaseProcess:
-        return killable.start([*words, "--out", str(out)])
+        return killed_process.start([*words, "--out", str(out)])
 
     began = time.monotonic()
     process = start(folder / "first")
@@ -591,7 +591,7 @@ def test_transformers_serve(place: Path, served: str, tmp_path: Path, source: st
         "--keep-cut",
     ]
     out, own = tmp_path / "out", tmp_path / "own"
-    process = killable.start([*words, *server, "--out", str(out)])
+    process = killed_process.start([*words, *server, "--out", str(out)])
     journal = out / ".journal.jsonl"
     while not (journal.is_file() and journal.read_bytes().count(b"\n") >= 2):
         assert process.is_alive()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from helpers.pretended_device import Place, nearest
 from pretended_cuda.call import Call
 from pretended_cuda.refusals import refuse
 from pretended_cuda.waits import pinned, wait_of
-from pretended_device import Place, nearest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:

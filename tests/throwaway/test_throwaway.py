@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.models.shallow_target import SHALLOW
 from safetensors.torch import load_file
-from shallow import SHALLOW
 
 # two minutes of commands in processes of their own
 pytestmark = pytest.mark.slow

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from damaged import damage
 from draftsmith.data.generate.continuations import Continuations
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import PackedRows
@@ -49,6 +48,7 @@ from draftsmith.trainers.loop.loop import Loop, Plan, Probe
 from draftsmith.trainers.method_config import BoostConfig, LoraConfig
 from draftsmith.trainers.sections import Run
 from draftsmith.trainers.student.architecture import fresh_model
+from helpers.runs.damaged_files import damage
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from chains import Batch, Chains, learnt, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
@@ -24,7 +23,8 @@ from draftsmith.trainers.loop.step import Steps
 from draftsmith.trainers.loop.sums import COUNT
 from draftsmith.trainers.method_config import BpdConfig, TuneConfig
 from draftsmith.trainers.teacher.tuned import TunedTarget
-from method_objectives import build
+from helpers.models.learnable_text import Batch, Chains, learnt, loop_on, stop_behind
+from helpers.models.method_objectives import build
 from torch import Tensor
 
 GOLD, KL = ObjectiveConfig(kl=0, ce=1, chunk=512), ObjectiveConfig(kl=1, ce=0, chunk=5)

@@ -16,7 +16,7 @@ from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.student.draft import draft_model
-from method_objectives import build
+from helpers.models.method_objectives import build
 from transformers import PreTrainedTokenizerFast
 
 SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=256)

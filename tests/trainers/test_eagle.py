@@ -26,7 +26,7 @@ from draftsmith.trainers.losses.chunked import SharedTeacher
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
 from draftsmith.trainers.student import fused
 from draftsmith.trainers.teacher.frozen import saver
-from method_objectives import build
+from helpers.models.method_objectives import build
 from torch import Tensor
 
 # two rows: documents of 5, 1 and 4 tokens and no padding; of 2 and 6 tokens and padding

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from chains import Batch, Chains, descend, learnt
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
@@ -19,7 +18,8 @@ from draftsmith.trainers.labels import label_places
 from draftsmith.trainers.loop.objective import Objective
 from draftsmith.trainers.loop.sums import means
 from draftsmith.trainers.method_config import MedusaConfig
-from method_objectives import build
+from helpers.models.learnable_text import Batch, Chains, descend, learnt
+from helpers.models.method_objectives import build
 
 PAPER = ObjectiveConfig(kl=0, ce=1)
 

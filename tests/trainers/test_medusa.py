@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from chains import Batch, Chains, descend, learnt, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
@@ -23,7 +22,8 @@ from draftsmith.trainers.loop.loop import Outcome
 from draftsmith.trainers.loop.sums import COUNT
 from draftsmith.trainers.medusa import MedusaObjective
 from draftsmith.trainers.method_config import MedusaConfig
-from method_objectives import build
+from helpers.models.learnable_text import Batch, Chains, descend, learnt, loop_on, stop_behind
+from helpers.models.method_objectives import build
 
 PAPER = ObjectiveConfig(kl=0, ce=1)
 HEADS = 4

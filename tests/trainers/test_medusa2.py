@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from chains import Batch, Chains, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.attention import use_grouped_attention
@@ -29,7 +28,8 @@ from draftsmith.trainers.loop.loop import Outcome
 from draftsmith.trainers.medusa2 import Medusa2Objective, sine
 from draftsmith.trainers.method_config import Medusa2Config, MedusaConfig, TuneConfig
 from draftsmith.trainers.teacher.tuned import TunedTarget, check_precision, tuned_saver
-from method_objectives import build
+from helpers.models.learnable_text import Batch, Chains, loop_on, stop_behind
+from helpers.models.method_objectives import build
 from torch import Tensor
 
 PAPER = ObjectiveConfig(kl=0, ce=1, chunk=5)

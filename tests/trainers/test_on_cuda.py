@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from chains import Chains
 from draftsmith.trainers import eagle
 from draftsmith.trainers.loop.feed import upload
 from draftsmith.trainers.loop.objective import Objective, Stepwise
 from draftsmith.trainers.loop.state import Average
 from faults import toy
-from method_cases import CASES
+from helpers.models.learnable_text import Chains
+from helpers.models.method_cases import CASES
 from pretended_cuda.device import PretendedCuda
 from pretended_cuda.tensor import OnCuda
 from torch import Tensor, nn

@@ -13,7 +13,7 @@ from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import Eagle3Config, MedusaConfig
 from draftsmith.trainers.teacher.feature_cache import weights_hash
-from method_objectives import build
+from helpers.models.method_objectives import build
 
 OBJECTIVE = ObjectiveConfig(kl=1.0, ce=0.0, chunk=8)
 DRAFT = ModelConfig(layers=1, hidden=32, heads=4, kv_heads=2, head_size=16)

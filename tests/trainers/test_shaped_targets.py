@@ -37,11 +37,20 @@ from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
 from draftsmith.trainers.student.draft import given_model
 from draftsmith.trainers.target import NextToken
-from method_objectives import build
-from random_models import random_model
+from helpers.models.method_objectives import build
+from helpers.models.random_models import random_model
+from helpers.models.shaped_targets import (
+    FAMILIES,
+    OBJECTIVE,
+    S,
+    assert_same_gradients,
+    divergence,
+    shake,
+    shaped,
+    text,
+)
+from helpers.models.small_drafters import make_on_target
 from safetensors.torch import load_file
-from shaped import FAMILIES, OBJECTIVE, S, assert_same_gradients, divergence, shake, shaped, text
-from small_heads import make_on_target
 
 HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
     "medusa": (Medusa, {"medusa": MedusaConfig(heads=2)}),

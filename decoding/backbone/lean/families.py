@@ -17,7 +17,7 @@ from ..cut import is_cut
 
 
 @dataclass(frozen=True)
-class Family:
+class DecoderFamily:
     """A kind of decoder: attention and a feed-forward part, each behind a norm and added to what came in.
 
     Attributes:
@@ -31,16 +31,16 @@ class Family:
 
 PLAIN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Equal layers, none of which depends on another: they can be taken apart as well (`../layers.py`)."""
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, DecoderFamily] = {
     # decoder: its family
-    "LlamaModel": Family(),
-    "MistralModel": Family(),
-    "Qwen2Model": Family(),
-    "Qwen3Model": Family(),
+    "LlamaModel": DecoderFamily(),
+    "MistralModel": DecoderFamily(),
+    "Qwen2Model": DecoderFamily(),
+    "Qwen3Model": DecoderFamily(),
     # experts run as their own module
-    "MixtralModel": Family(),
-    "Qwen3MoeModel": Family(),
-    "Gemma3TextModel": Family(from_one=True, turned_by_kind=True),
+    "MixtralModel": DecoderFamily(),
+    "Qwen3MoeModel": DecoderFamily(),
+    "Gemma3TextModel": DecoderFamily(from_one=True, turned_by_kind=True),
 }
 _HALVES = (torch.bfloat16, torch.float16)
 

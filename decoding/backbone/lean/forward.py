@@ -1,9 +1,9 @@
 """The forward of a decoder, layer by layer, with the model's own weights: one loop for every device.
 
 In a call of a few milliseconds `transformers`' layers spend more time on the way to their matrix products than in
-them. Here the same numbers are computed with fewer operations: a sum and the norm behind it are one step, query and
-key are turned together, projections that read the same are one product. How a step is computed is the way of the
-device. Read next: `on_cpu.py`, `on_cuda.py`; `../backbone.py`, which calls this.
+them. Here the same numbers are computed with fewer operations: a sum and the norm after it are one step, query and
+key are rotated together, projections with the same input are one product. Each device has a `LayerRunner`, which
+computes the steps. Read next: `on_cpu.py`, `on_cuda.py`; `../backbone.py`, which calls this.
 
 Shapes: B rows, N new tokens, H hidden, V vocabulary.
 """
@@ -21,27 +21,27 @@ from ..windows import Masks
 from .families import norms_of
 
 
-class Way(Protocol):
+class LayerRunner(Protocol):
     """How the steps of a layer are computed on a device."""
 
     def begin(self, positions_BN: Tensor, hidden_BNH: Tensor, mask: Masks | None, kv_cache: Any) -> None:
         """Prepare what all layers of a forward share."""
 
-    def enter(self, hidden: Tensor, out: Tensor | None, behind: Any, norm: Any) -> tuple[Tensor, Tensor]:
-        """`hidden + behind(out)`, and that under `norm`; `out` and `behind` may be None."""
+    def enter(self, hidden: Tensor, out: Tensor | None, post_norm: Any, norm: Any) -> tuple[Tensor, Tensor]:
+        """`hidden + post_norm(out)`, and that under `norm`; `out` and `post_norm` may be None."""
 
     def attend(self, layer: Any, index: int, normed: Tensor) -> Tensor:
-        """What the attention of layer `index` puts out, [B, N, H]."""
+        """The output of the attention of layer `index`, [B, N, H]."""
 
     def feed_forward(self, layer: Any, index: int, normed: Tensor) -> Tensor:
-        """What its feed-forward part puts out, [B, N, H]."""
+        """The output of its feed-forward part, [B, N, H]."""
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits [B, N, V]."""
 
 
-class Held(Protocol):
-    """Where keys and values of a forward are kept: a KV cache, or what is forgotten behind each layer."""
+class KeyValueSlots(Protocol):
+    """Where a forward keeps its keys and values: a KV cache, or slots that are dropped after each layer."""
 
     def stores(self, layer_idx: int, like_BNGD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, G, L, D] of a layer."""
@@ -55,7 +55,7 @@ class Held(Protocol):
 
 def lean_forward(
     model: Any,
-    way: Way,
+    runner: LayerRunner,
     tokens_BN: Tensor,
     mask: Masks | None,
     positions_BN: Tensor,
@@ -65,35 +65,35 @@ def lean_forward(
     states: HiddenStates,
 ) -> Tensor:
     """Logits [B, N, V] (of the last `keep` tokens if `keep` > 0); `states` takes those that it was asked for."""
-    normed = lean_states(model.model, way, tokens_BN, mask, positions_BN, kv_cache, states=states)
-    return way.project(normed[:, -keep:] if keep else normed)
+    normed = lean_states(model.model, runner, tokens_BN, mask, positions_BN, kv_cache, states=states)
+    return runner.project(normed[:, -keep:] if keep else normed)
 
 
 def lean_states(
     decoder: Any,
-    way: Way,
+    runner: LayerRunner,
     tokens_BN: Tensor,
     mask: Masks | None,
     positions_BN: Tensor,
-    held: Any,
+    slots: Any,
     *,
     states: HiddenStates,
 ) -> Tensor:
     """What the output projection reads, [B, N, H]; `states` takes those that it was asked for.
 
-    `held`: a KV cache; on a GPU whatever is `Held`.
+    `slots`: a KV cache; on a GPU any `KeyValueSlots`.
     """
     hidden = decoder.embed_tokens(tokens_BN)
-    way.begin(positions_BN, hidden, mask, held)
-    out = behind = None
+    runner.begin(positions_BN, hidden, mask, slots)
+    out = post_norm = None
     for index, layer in enumerate(decoder.layers):
-        in_front, behind_attention, in_between, behind_all = norms_of(layer)
-        hidden, normed = way.enter(hidden, out, behind, in_front)
+        before_attention, after_attention, before_feed_forward, after_all = norms_of(layer)
+        hidden, normed = runner.enter(hidden, out, post_norm, before_attention)
         states.take(index, hidden)
-        out = way.attend(layer, index, normed)
-        hidden, normed = way.enter(hidden, out, behind_attention, in_between)
-        out, behind = way.feed_forward(layer, index, normed), behind_all
-    hidden, normed = way.enter(hidden, out, behind, decoder.norm)
+        out = runner.attend(layer, index, normed)
+        hidden, normed = runner.enter(hidden, out, after_attention, before_feed_forward)
+        out, post_norm = runner.feed_forward(layer, index, normed), after_all
+    hidden, normed = runner.enter(hidden, out, post_norm, decoder.norm)
     states.take(UNNORMED, hidden)
     states.take(len(decoder.layers), normed)
     return normed

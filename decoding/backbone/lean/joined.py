@@ -36,7 +36,7 @@ class JoinedLayer(NamedTuple):
     """None where the feed-forward part is not two projections of the same input, as one of experts."""
 
 
-class Joined:
+class JoinedDecoder:
     """The joined layers of a decoder, as long as its weights stay where they are."""
 
     def __init__(self, decoder: Any) -> None:

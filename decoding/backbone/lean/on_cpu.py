@@ -20,7 +20,7 @@ from ..windows import Masks
 
 
 class OnCpu:
-    """The steps of a layer of a plain model; see `forward.Way`."""
+    """The steps of a layer of a plain model; see `forward.LayerRunner`."""
 
     def __init__(self, model: Any, stack: Stack | None) -> None:
         """`stack`: of this model, if its projections are stacked."""
@@ -33,7 +33,7 @@ class OnCpu:
             mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
         self._mask, self._kv_cache = mask, kv_cache
 
-    def enter(self, hidden: Tensor, out: Tensor | None, behind: Any, norm: Any) -> tuple[Tensor, Tensor]:
+    def enter(self, hidden: Tensor, out: Tensor | None, post_norm: Any, norm: Any) -> tuple[Tensor, Tensor]:
         if out is not None:
             hidden = hidden + out
         return hidden, _rms(hidden, norm)
@@ -41,7 +41,9 @@ class OnCpu:
     def attend(self, layer: Any, index: int, normed: Tensor) -> Tensor:
         attention, stacked = layer.self_attn, self._stacked(index)
         B, N, _ = normed.shape
-        heads, value = _separate(attention, normed) if stacked is None else _together(attention, stacked, normed)
+        heads, value = (
+            _separate_heads(attention, normed) if stacked is None else _fused_heads(attention, stacked, normed)
+        )
         heads = turned(heads.transpose(1, 2), self._turn)
         G = value.shape[2]
         keys, values = self._kv_cache.update(heads[:, -G:], value.transpose(1, 2), index)
@@ -75,7 +77,7 @@ class OnCpu:
         return None if self._stack is None else self._stack.layers[index]
 
 
-def _together(attention: Any, stacked: Stacked, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def _fused_heads(attention: Any, stacked: Stacked, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Query and key heads [B, N, Q + G, D] after their norms, and values [B, N, G, D], of one product."""
     B, N, _ = hidden.shape
     all_heads = stacked.query_key_value(hidden).view(B, N, -1, attention.head_dim)
@@ -86,8 +88,8 @@ def _together(attention: Any, stacked: Stacked, hidden: Tensor) -> tuple[Tensor,
     return heads, value
 
 
-def _separate(attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """As `_together`, of three products."""
+def _separate_heads(attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_fused_heads`, of three products."""
     B, N, _ = hidden.shape
     shape = (B, N, -1, attention.head_dim)
     query, key = attention.q_proj(hidden).view(shape), attention.k_proj(hidden).view(shape)

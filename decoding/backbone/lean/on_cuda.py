@@ -1,9 +1,9 @@
 """A layer on a GPU in bf16 or fp16: one launch for what stands between two matrix products.
 
-A replayed call of a few tokens is a chain of kernels, each of which waits for the one before: beside the bytes of the
-weights their number is what it takes. Here a layer is four products, the attention, and as few others as its way of
-computing them needs. `Plain` is torch alone and the definition; Triton's kernels (`../../kernels/layer.py`) are tested
-against it. Read next: `forward.py`; `joined.py`, the weights side by side.
+A replayed call of a few tokens is a chain of kernels, each of which waits for the one before, so its time depends on
+the bytes of the weights and on the number of kernels. Here a layer is four products, the attention, and as few
+others as possible. `TorchKernels` is torch alone and the definition; Triton's kernels
+(`../../kernels/layer.py`) are tested against it. Read next: `forward.py`; `joined.py`, the weights side by side.
 
 Shapes: B rows, N new tokens, T slots in view, H hidden, Q query heads, G key-value heads, D head size, I inner size.
 """
@@ -22,20 +22,27 @@ from ..hidden_states import HiddenStates
 from ..stacked import is_bare
 from ..windows import Masks
 from .families import FAMILIES, eps_of
-from .forward import Held, lean_states
-from .joined import Joined, JoinedLayer, can_join
+from .forward import KeyValueSlots, lean_states
+from .joined import JoinedDecoder, JoinedLayer, can_join
 from .on_cpu import turn_of, turned
 
 SILU, TANH = ("SiLU", "SiLUActivation"), ("GELUTanh", "PytorchGELUTanh")
 
 
-class Steps(Protocol):
+class LayerKernels(Protocol):
     """What stands between products, as functions of tensors."""
 
     def enter(
-        self, hidden: Tensor, out: Tensor | None, behind: Tensor | None, weight: Tensor, eps: float, *, from_one: bool
+        self,
+        hidden: Tensor,
+        out: Tensor | None,
+        post_norm: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        *,
+        from_one: bool,
     ) -> tuple[Tensor, Tensor]:
-        """`hidden + norm(out)` and its norm, [B, N, H]; without `behind` `out` is added as it is."""
+        """`hidden + norm(out)` and its norm, [B, N, H]; without `post_norm` `out` is added as it is."""
 
     def place_heads(
         self,
@@ -63,26 +70,30 @@ class Steps(Protocol):
 
 
 class OnCuda:
-    """The steps of a layer; see `forward.Way`."""
+    """The steps of a layer; see `forward.LayerRunner`."""
 
     def __init__(
-        self, decoder: Any, joined: Joined | None, head: nn.Module | None = None, steps: Steps | None = None
+        self,
+        decoder: Any,
+        joined: JoinedDecoder | None,
+        head: nn.Module | None = None,
+        steps: LayerKernels | None = None,
     ) -> None:
         """`joined`: the weights that are read together, if they lie side by side; `head`: the output projection."""
         family = FAMILIES[type(decoder).__name__]
         self._decoder, self._joined, self._head = decoder, joined, head
         self._from_one, self._by_kind = family.from_one, family.turned_by_kind
         self._types = getattr(decoder.config, "layer_types", None)
-        self._steps: Steps = steps or _steps()
+        self._steps: LayerKernels = steps or _steps()
 
-    def begin(self, positions_BN: Tensor, hidden_BNH: Tensor, mask: Masks | None, kv_cache: Held) -> None:
+    def begin(self, positions_BN: Tensor, hidden_BNH: Tensor, mask: Masks | None, kv_cache: KeyValueSlots) -> None:
         rotary = self._decoder.rotary_emb
         kinds = set(self._types) if self._by_kind and self._types else {None}
         self._turns = {kind: rotary(hidden_BNH, positions_BN, *([] if kind is None else [kind])) for kind in kinds}
         self._masks, self._kv_cache = mask, kv_cache
 
-    def enter(self, hidden: Tensor, out: Tensor | None, behind: Any, norm: Any) -> tuple[Tensor, Tensor]:
-        weight = None if behind is None else behind.weight
+    def enter(self, hidden: Tensor, out: Tensor | None, post_norm: Any, norm: Any) -> tuple[Tensor, Tensor]:
+        weight = None if post_norm is None else post_norm.weight
         return self._steps.enter(hidden, out, weight, norm.weight, eps_of(norm), from_one=self._from_one)
 
     def attend(self, layer: Any, index: int, normed: Tensor) -> Tensor:
@@ -139,18 +150,25 @@ def _groups(attention: Any) -> int:
 
 
 @cache
-def _steps() -> Steps:
-    return Compiled() if kernels.available() else Plain()
+def _steps() -> LayerKernels:
+    return TritonKernels() if kernels.available() else TorchKernels()
 
 
-class Plain:
+class TorchKernels:
     """In torch alone."""
 
     def enter(
-        self, hidden: Tensor, out: Tensor | None, behind: Tensor | None, weight: Tensor, eps: float, *, from_one: bool
+        self,
+        hidden: Tensor,
+        out: Tensor | None,
+        post_norm: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        *,
+        from_one: bool,
     ) -> tuple[Tensor, Tensor]:
         if out is not None:
-            hidden = hidden + (out if behind is None else _normed(out, behind, eps, from_one))
+            hidden = hidden + (out if post_norm is None else _normed(out, post_norm, eps, from_one))
         return hidden, _normed(hidden, weight, eps, from_one)
 
     def place_heads(
@@ -204,7 +222,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float, from_one: bool) -> Tensor:
     return torch.addcmul(plain, plain, weight)
 
 
-class Compiled(Plain):
+class TritonKernels(TorchKernels):
     """By kernels of our own, each of which is one of the steps."""
 
     def __init__(self) -> None:
@@ -223,7 +241,7 @@ class Compiled(Plain):
         return self._in_parts(query, keys, values, mask, slots, scale)
 
 
-class InRows(Plain):
+class WholeRowKernels(TorchKernels):
     """Whole rows, each of which reads itself: many tokens, for which a library's products and attention serve best."""
 
     def __init__(self) -> None:
@@ -240,8 +258,8 @@ class InRows(Plain):
         return out.transpose(1, 2).reshape(B, N, -1)
 
 
-class Rows:
-    """Keys and values of whole rows, forgotten behind each layer; see `forward.Held`."""
+class RowKeyValues:
+    """Keys and values of whole rows, dropped after each layer; see `forward.KeyValueSlots`."""
 
     def __init__(self, tokens_RS: Tensor) -> None:
         self._tokens_RS = tokens_RS
@@ -267,6 +285,8 @@ def states_in_rows(decoder: Any, inputs: dict[str, Any], states: HiddenStates) -
     `inputs`: `input_ids`, `position_ids` and `attention_mask`, as the decoder takes them.
     """
     ids_RS = inputs["input_ids"]
-    joined = Joined(decoder) if can_join(decoder) else None
-    way = OnCuda(decoder, joined, steps=InRows())
-    lean_states(decoder, way, ids_RS, inputs["attention_mask"], inputs["position_ids"], Rows(ids_RS), states=states)
+    joined = JoinedDecoder(decoder) if can_join(decoder) else None
+    runner = OnCuda(decoder, joined, steps=WholeRowKernels())
+    lean_states(
+        decoder, runner, ids_RS, inputs["attention_mask"], inputs["position_ids"], RowKeyValues(ids_RS), states=states
+    )

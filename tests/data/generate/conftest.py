@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted_server import Script, Server
+from helpers.servers.scripted_server import Script, Server
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

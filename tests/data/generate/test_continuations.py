@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY, make_target
-from damaged import KINDS, damage
 from draftsmith.data.generate import continuations as c
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import Document, PackedRows, pack
@@ -20,6 +19,7 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import DataError, EnvironmentFailure, RequestError
+from helpers.runs.damaged_files import KINDS, damage
 from safetensors.torch import load_file, save_file
 
 WANTED = c.Wanted(samples=70, held_out=9, prompt_tokens=6, tokens=5, temperature=0.0, seed=0, weights="w")

@@ -17,7 +17,7 @@ from draftsmith.data.generate.server_defaults import filled_in, left_on
 from draftsmith.data.generate.server_request import LEVELS, OFF
 from draftsmith.data.generate.transport import Refused, _retry_after
 from draftsmith.errors import EnvironmentFailure, RequestError
-from scripted_server import REQUEST, Answer, Server, completion, in_turn, status
+from helpers.servers.scripted_server import REQUEST, Answer, Server, completion, in_turn, status
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

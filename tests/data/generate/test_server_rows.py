@@ -15,7 +15,7 @@ from draftsmith.data.generate.server import answer_rows
 from draftsmith.data.rows.records import Placed
 from draftsmith.data.rows.shapes import Chat, Text
 from draftsmith.errors import EnvironmentFailure, RequestError
-from scripted_server import REQUEST, Answer, Server, completion, in_turn, status
+from helpers.servers.scripted_server import REQUEST, Answer, Server, completion, in_turn, status
 
 
 def chats(count: int) -> list[Placed]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_kinds import KINDS, Kind
 from draftsmith.data.config import DataConfig
 from draftsmith.data.generate.answers import Asker, Reply
 from draftsmith.data.prompts import Prompt, load_prompts, render
@@ -17,6 +16,7 @@ from draftsmith.data.rows.prepare import prepare
 from draftsmith.data.rows.records import Placed
 from draftsmith.data.rows.shapes import parse
 from draftsmith.data.rows.templates import render_chat
+from helpers.models.chat_templates import KINDS, Kind
 from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parents[3]

@@ -17,7 +17,7 @@ from draftsmith.data.rows.templates import named_template, render_chat
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
-from tally import tally
+from helpers.reliability_tally import tally
 from transformers import PreTrainedTokenizerFast
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_kinds import KINDS, say
 from draftsmith.data.config import DataConfig
 from draftsmith.data.generate.answers import Asker, Reply
 from draftsmith.data.generate.trial import FIRST
@@ -24,6 +23,7 @@ from draftsmith.data.rows.templates import ChatTemplate, named_template, reads_c
 from draftsmith.errors import DataError, RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.train.clock import on_a_day
+from helpers.models.chat_templates import KINDS, say
 from transformers import PreTrainedTokenizerFast
 
 ASK = [say("user", "why"), say("assistant", "so")]

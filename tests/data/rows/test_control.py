@@ -19,7 +19,7 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
-from sentence_piece import sentence_piece
+from helpers.models.sentence_piece_tokenizer import sentence_piece
 from transformers import PreTrainedTokenizerFast
 
 MARKED = named_template("chatml")

@@ -19,7 +19,7 @@ from draftsmith.data.rows.prepare import prepare
 from draftsmith.data.rows.raw import Extent, RawRow, Rejected
 from draftsmith.data.rows.readers import read_file
 from draftsmith.decoding.backbone.hub import load_tokenizer
-from tally import tally
+from helpers.reliability_tally import tally
 
 TOOL = {
     "type": "function",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
-from tally import tally
+from helpers.reliability_tally import tally
 
 GOOD = json.dumps(
     {

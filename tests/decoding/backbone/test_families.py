@@ -30,8 +30,8 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
 from draftsmith.trainers.packed.passes import hidden_states
+from helpers.models.random_models import own_text, random_model, ready
 from packaging.version import Version
-from random_models import own_text, random_model, ready
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 

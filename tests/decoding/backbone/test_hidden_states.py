@@ -13,7 +13,7 @@ from draftsmith.decoding.backbone.hidden_states import LAST, HiddenStates
 from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import Tree
 from draftsmith.errors import RequestError
-from random_models import random_model
+from helpers.models.random_models import random_model
 
 PROMPT = [7, 3, 50, 9, 22]
 TREE = Tree((-1, 0, 0, 1, 1, 2, 4))

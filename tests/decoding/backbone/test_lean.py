@@ -16,13 +16,13 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.hidden_states import HiddenStates
 from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.backbone.lean.forward import lean_states
-from draftsmith.decoding.backbone.lean.joined import Joined
-from draftsmith.decoding.backbone.lean.on_cuda import Compiled, OnCuda, Plain, Steps, states_in_rows
+from draftsmith.decoding.backbone.lean.joined import JoinedDecoder
+from draftsmith.decoding.backbone.lean.on_cuda import LayerKernels, OnCuda, TorchKernels, TritonKernels, states_in_rows
 from draftsmith.decoding.kernels import available
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.trainers.packed.masks import row_masks
 from draftsmith.trainers.teacher.features import states_of
-from random_models import random_model, ready
+from helpers.models.random_models import random_model, ready
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
@@ -44,19 +44,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 PROMPTS = [[7, 3, 50, 9, 22, 8, 1, 30], [4, 5, 60, 7, 8, 31, 10, 11, 12, 13, 2]]
 TREE = Tree((-1, 0, 0, 1, 1, 2, 4))
-STEPS = {"plain": Plain, "compiled": Compiled}
+STEPS = {"plain": TorchKernels, "compiled": TritonKernels}
 
 
 class OnThisDevice(Backbone):
     """Runs the GPU's way of a forward wherever the model is."""
 
-    steps: Steps
+    steps: LayerKernels
 
-    def _way(self, mask: Any) -> Any:
+    def _layer_runner(self, mask: Any) -> Any:
         return None if mask is None else OnCuda(self.model.model, self._joined, self.model.lm_head, self.steps)
 
 
-def both(family: str, steps: Steps) -> tuple[OnThisDevice, Backbone]:
+def both(family: str, steps: LayerKernels) -> tuple[OnThisDevice, Backbone]:
     model = ready(random_model(family, **FAMILIES[family])).model.to(DEVICE, KIND)
     model.requires_grad_(False)
     own = Backbone(copy.deepcopy(model), name="own")
@@ -97,9 +97,9 @@ def test_weights_move_together_once_and_stay_those_of_the_model(tmp_path: Any) -
     model.requires_grad_(False)
     before = {name: each.clone() for name, each in model.state_dict().items()}
     with torch.inference_mode():  # as the decoder does
-        first = Joined(model.model)
+        first = JoinedDecoder(model.model)
     places = [each.data_ptr() for each in model.parameters()]
-    second = Joined(model.model)
+    second = JoinedDecoder(model.model)
     assert [each.data_ptr() for each in model.parameters()] == places
     for one, other in zip(first.layers, second.layers, strict=True):
         assert one.query_key_value.weight.data_ptr() == other.query_key_value.weight.data_ptr()
@@ -231,7 +231,7 @@ def launches(family: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     decoder = random_model(family, **settings).requires_grad_(False).model
     kv_cache = KVCache(1, 64, static=True)
     kv_cache.aim(torch.tensor([3]), 5)
-    way = OnCuda(decoder, Joined(decoder), steps=Compiled())
+    runner = OnCuda(decoder, JoinedDecoder(decoder), steps=TritonKernels())
     counted = Launches()
     for module, name in (
         *((layer, f"_{each}_kernel") for each in ("enter", "heads", "gated")),
@@ -241,7 +241,7 @@ def launches(family: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     mask = torch.ones(1, 1, 5, 64, dtype=torch.bool)
     tokens = torch.arange(5)[None]
     with torch.inference_mode(), counted:
-        lean_states(decoder, way, tokens, mask, tokens + 3, kv_cache, states=HiddenStates((), layers))
+        lean_states(decoder, runner, tokens, mask, tokens + 3, kv_cache, states=HiddenStates((), layers))
     return counted.count
 
 

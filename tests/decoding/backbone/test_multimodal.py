@@ -21,7 +21,7 @@ from draftsmith.decoding.tree.tree import Tree
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.projection import check_logits
 from draftsmith.errors import RequestError
-from random_models import own_text, ready
+from helpers.models.random_models import own_text, ready
 from transformers import AutoConfig, PreTrainedModel
 
 PROMPTS = [[7, 3, 50, 9, 22, 3, 50], [4, 5, 60, 7]]

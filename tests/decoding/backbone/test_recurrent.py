@@ -19,10 +19,10 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree.tree import AnyTree, RowTrees, Tree, chain
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from helpers.models.random_models import keep_states_after_rejections, own_text, random_model, ready
+from helpers.models.small_drafters import FAMILIES, make_on_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import keep_states_after_rejections, own_text, random_model, ready
-from small_heads import FAMILIES, make_on_target
 from transformers import PreTrainedModel
 
 GREEDY = Warper(0.0)

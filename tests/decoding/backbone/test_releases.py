@@ -12,7 +12,7 @@ from draftsmith.decoding.backbone.attention import NAME, OWN, use_grouped_attent
 from draftsmith.decoding.backbone.loading import load_model
 from draftsmith.decoding.backbone.releases import check_release, keep_soft_cap
 from draftsmith.errors import EnvironmentFailure
-from random_models import random_model
+from helpers.models.random_models import random_model
 
 
 @pytest.mark.parametrize(("release", "refused"), [("5.17.0", True), ("5.22.9", True), ("5.23.0", False)])

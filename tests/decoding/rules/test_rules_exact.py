@@ -1,6 +1,6 @@
 """The rules against the exact distribution of what a step emits: every draft, every coin, no sampling noise.
 
-The harness, and what it takes for granted, is `exact_step.py`.
+The harness, and what it takes for granted, is `tests/helpers/exact_step.py`.
 
 Shapes: R rows, one per tuple of drafted tokens (B in the rules), N nodes, C trials of a node, X
 contexts, Y random numbers of a step, V vocabulary, D depths, M drafts, K rows of a bisection. A
@@ -31,7 +31,7 @@ from draftsmith.decoding.rules.lossy import (
 from draftsmith.decoding.sampling import Warper, draw
 from draftsmith.decoding.tree.tree import RowTrees, Tree, chain
 from draftsmith.errors import RequestError
-from exact_step import (
+from helpers.exact_step import (
     EXACT,
     FORK,
     GREEDY,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from draftsmith.decoding.tree.build import tree_of_paths
 from draftsmith.decoding.tree.search import (
-    Plan,
+    TreePlan,
     acceptance_of,
     best_budget,
     best_tree_dp,
@@ -158,7 +158,7 @@ def test_a_dearer_machine_wants_a_smaller_tree() -> None:
 def test_budgets_are_those_asked_for_and_measured() -> None:
     table = np.array([[0.5, 0.2]])
     free = {1: 1.0, 8: 1.0}
-    assert best_budget(table, free, draft_cost=0, budgets=[2]) == Plan(((0,),), 2, 0.5, 1.5)
+    assert best_budget(table, free, draft_cost=0, budgets=[2]) == TreePlan(((0,),), 2, 0.5, 1.5)
     # no tree of 8 nodes can be had of two candidates: three are paid for
     assert best_budget(table, {1: 1.0, 3: 2.0, 8: 9.0}, draft_cost=0, budgets=[8]).speedup == 0.85
     with pytest.raises(ValueError, match="9 nodes was not measured: the curve goes from 1 to 8"):

@@ -13,7 +13,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.block.family import _drafting as drafting
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.families import FAMILIES
-from small_heads import small_block_net, small_dflash2_net, small_dspark_net
+from helpers.models.small_drafters import small_block_net, small_dflash2_net, small_dspark_net
 
 NETS = {"dflash": small_block_net, "dspark": small_dspark_net, "dflash2": small_dflash2_net}
 

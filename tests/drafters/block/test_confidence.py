@@ -22,9 +22,9 @@ from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import Toy
 from draftsmith.eval.measure.metrics import counts_of
+from helpers.models.small_drafters import make_on_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_heads import make_on_target
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]

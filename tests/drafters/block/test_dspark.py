@@ -17,7 +17,7 @@ from draftsmith.drafters.block.net import BlockNet, BlockShape
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.trainers.losses.chunked import Added
-from small_heads import small_dspark_net
+from helpers.models.small_drafters import small_dspark_net
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]

@@ -2,7 +2,7 @@
 
 The drafts are those of the real networks over a target of a table: their first step is caught on its way to the rule.
 Point masses are exact to 1e-12, as each drawn token has an interval of the coin to itself. Rejection is exact to the
-rounding of fp32 (`exact_step.py`).
+rounding of fp32 (`tests/helpers/exact_step.py`).
 
 Shapes: N nodes, K slots, X contexts, V vocabulary, R rows, one for every tuple of drawn tokens.
 """
@@ -26,7 +26,7 @@ from draftsmith.decoding.tree.tree import chain
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.eval.audit.toy_models.nets import dflash, dflash2, dspark
 from draftsmith.eval.audit.toy_models.table import tables
-from exact_step import EXACT, Given, World, assert_lossless, distance, every_draw, pick, step_of
+from helpers.exact_step import EXACT, Given, World, assert_lossless, distance, every_draw, pick, step_of
 from torch import Tensor
 
 V, K = 5, 2

@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import make_target
-from counted import Largest
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.block.net import BlockNet, BlockShape, spread_layers
 from draftsmith.drafters.layers import spans
+from helpers.models.shaped_targets import shaped
+from helpers.models.small_drafters import small_block_net, small_dflash2_net, small_dspark_net
+from helpers.operation_counts import Largest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shaped import shaped
-from small_heads import small_block_net, small_dflash2_net, small_dspark_net
 from torch import Tensor
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -26,7 +26,7 @@ from draftsmith.drafters.folder import save_heads
 from draftsmith.drafters.layers import sunk
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.errors import RequestError
-from small_heads import change_target_of, small_block_net
+from helpers.models.small_drafters import change_target_of, small_block_net
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]

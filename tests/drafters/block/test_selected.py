@@ -19,7 +19,7 @@ from draftsmith.drafters.block.selected import CandidateSelector, DFlash2, DFlas
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.errors import RequestError
-from small_heads import small_dflash2_net
+from helpers.models.small_drafters import small_dflash2_net
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7, 8], [1, 2, 3, 4, 8]]

@@ -16,7 +16,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.block.trees import TreeShape, grown, leaves
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.metrics import counts_of
-from small_heads import make_on_target
+from helpers.models.small_drafters import make_on_target
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]

@@ -20,7 +20,7 @@ from draftsmith.drafters.eagle.proposer import Eagle3
 from draftsmith.trainers import eagle3
 from draftsmith.trainers.method_config import Eagle3Config
 from draftsmith.trainers.teacher.frozen import Save, saver
-from method_objectives import build
+from helpers.models.method_objectives import build
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]

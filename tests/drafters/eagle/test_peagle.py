@@ -26,7 +26,7 @@ from draftsmith.drafters.temperatures import at_depth
 from draftsmith.drafters.true_states import TrueStates
 from draftsmith.eval.audit.enumeration import enumerate_decoding
 from draftsmith.eval.audit.toys import Toy
-from small_heads import WORDS, small_peagle_net
+from helpers.models.small_drafters import WORDS, small_peagle_net
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]

@@ -27,9 +27,9 @@ from draftsmith.errors import RequestError
 from draftsmith.trainers.eagle import EagleObjective
 from draftsmith.trainers.eagle3 import Eagle3Objective
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
-from method_objectives import build
+from helpers.models.method_objectives import build
+from helpers.models.small_drafters import change_target_of
 from scipy import stats
-from small_heads import change_target_of
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]

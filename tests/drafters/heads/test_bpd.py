@@ -23,8 +23,8 @@ from draftsmith.trainers.heads import last_states_of
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.method_config import BpdConfig
 from draftsmith.trainers.teacher.frozen import saver
-from method_objectives import build
-from small_heads import WatchedBpd
+from helpers.models.method_objectives import build
+from helpers.models.small_drafters import WatchedBpd
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]

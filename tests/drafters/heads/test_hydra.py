@@ -24,7 +24,7 @@ from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.method_config import MedusaConfig
 from draftsmith.trainers.packed.masks import document_mask
 from draftsmith.trainers.teacher.frozen import saver
-from method_objectives import build
+from helpers.models.method_objectives import build
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

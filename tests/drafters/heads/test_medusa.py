@@ -23,8 +23,8 @@ from draftsmith.trainers.heads import last_states_of
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.method_config import MedusaConfig
 from draftsmith.trainers.teacher.frozen import saver
-from method_objectives import build
-from small_heads import WatchedMedusa, change_target_of
+from helpers.models.method_objectives import build
+from helpers.models.small_drafters import WatchedMedusa, change_target_of
 from torch import Tensor, nn
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]

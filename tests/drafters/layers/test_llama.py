@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import make_target
-from counted import Launches
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.proposer import Eagle3
 from draftsmith.drafters.layers import llama
+from helpers.operation_counts import Launches
 
 AS_ON_A_GPU = mock.patch.object(llama, "_is_decoding_on_gpu", return_value=True)
 

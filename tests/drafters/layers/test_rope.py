@@ -14,8 +14,8 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.layers.llama import LayerShape, Rotary
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
-from random_models import random_model, ready
-from small_heads import FAMILIES, make_on_target
+from helpers.models.random_models import random_model, ready
+from helpers.models.small_drafters import FAMILIES, make_on_target
 from torch import Tensor
 from transformers import AutoConfig
 

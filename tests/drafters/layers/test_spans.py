@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from counted import Largest
 from draftsmith.drafters.layers import spans
 from draftsmith.drafters.layers.spans import Spans, starts
+from helpers.operation_counts import Largest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

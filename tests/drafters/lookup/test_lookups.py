@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_drafter, make_target
-from counted import Numbers, calls_of
 from draftsmith.data.datastore import Datastore
 from draftsmith.data.datastore_build import build_datastore
 from draftsmith.decoding.engine import autoregressive, generate
@@ -26,9 +25,10 @@ from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.lookup.rest import Rest
 from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.errors import RequestError
+from helpers.models.toy_answers import answer_of, p_of_answers
+from helpers.operation_counts import Numbers, calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_answers import answer_of, p_of_answers
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13, 12, 13, 12]]
 GREEDY = Warper(0.0)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_drafter, make_target
-from damaged import KINDS, damage
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.attention import use_grouped_attention
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -31,7 +30,8 @@ from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.method_config import LoraConfig
 from draftsmith.trainers.student.lora import add_adapter, save_adapted, without_adapters
-from watched import Watched, teacher_forced
+from helpers.models.recording_draft import Watched, teacher_forced
+from helpers.runs.damaged_files import KINDS, damage
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3], [8]]
 SETTINGS = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "section": "lora"}

@@ -20,7 +20,7 @@ from draftsmith.drafters.model.pard import Pard
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.rosenblatt import distributions
 from draftsmith.eval.measure.speed import measure_costs
-from random_models import random_model, ready
+from helpers.models.random_models import random_model, ready
 from torch import nn
 
 READS, LONG = 24, 96

@@ -26,7 +26,7 @@ from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.launch.cli import main
-from small_flags import AUDIT
+from helpers.runs.small_flags import AUDIT
 from torch import nn
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3], [60, 17, 17, 8, 40, 3]]

@@ -16,8 +16,8 @@ from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from small_heads import change_target_of
-from watched import Watched, teacher_forced
+from helpers.models.recording_draft import Watched, teacher_forced
+from helpers.models.small_drafters import change_target_of
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
 WORDS = ["abc def ghi jkl mno pqr\n"] * 5

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_drafter, make_target
-from damaged import damage
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
@@ -28,6 +27,7 @@ from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.trainers.method_config import LoraConfig
 from draftsmith.trainers.student.lora import add_adapter, save_adapted
+from helpers.runs.damaged_files import damage
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]

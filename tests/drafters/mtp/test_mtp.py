@@ -21,7 +21,7 @@ from draftsmith.drafters.mtp.layers import MtpShape
 from draftsmith.drafters.mtp.net import MtpNet
 from draftsmith.drafters.mtp.proposer import Mtp
 from draftsmith.drafters.true_states import TrueStates
-from random_models import random_model, ready
+from helpers.models.random_models import random_model, ready
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]

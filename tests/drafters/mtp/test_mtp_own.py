@@ -10,7 +10,7 @@ import torch
 from draftsmith.drafters.mtp.net import MtpNet
 from draftsmith.drafters.mtp.own import own_shape, own_weights
 from draftsmith.errors import RequestError
-from random_models import random_model
+from helpers.models.random_models import random_model
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.modeling_layers import MtpLayer

@@ -23,7 +23,7 @@ from draftsmith.drafters.suffix.proposer import Draft, SuffixDecoding
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import enumerate_decoding
 from draftsmith.eval.audit.toys import Toy
-from small_heads import make_on_target
+from helpers.models.small_drafters import make_on_target
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [11]]
 GREEDY = Warper(0.0)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from counted import calls_of
 from draftsmith.data.datastore import Datastore
 from draftsmith.data.datastore_build import build_datastore
 from draftsmith.decoding.proposal import Committed, Proposer
@@ -19,7 +18,8 @@ from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.rest import Rest
 from draftsmith.drafters.suffix.index import AnswerMemory
 from draftsmith.drafters.suffix.proposer import SuffixDecoding, likeliest_tree
-from toy_answers import answer_of, p_of_answers
+from helpers.models.toy_answers import answer_of, p_of_answers
+from helpers.operation_counts import calls_of
 
 SEEDS = range(1000)
 Over = Callable[[list[int], Path], Proposer]

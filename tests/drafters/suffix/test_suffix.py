@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter, make_target
-from counted import calls_of
 from draftsmith.data.datastore import Datastore
 from draftsmith.data.datastore_build import build_datastore
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -24,9 +23,10 @@ from draftsmith.drafters.suffix.index import AnswerMemory, Match, OwnText
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
 from draftsmith.drafters.suffix.windows import Node, WindowTree
 from draftsmith.errors import RequestError
+from helpers.models.toy_answers import answer_of, p_of_answers
+from helpers.operation_counts import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_answers import answer_of, p_of_answers
 
 GREEDY = Warper(0.0)
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=24)

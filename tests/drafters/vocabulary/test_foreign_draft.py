@@ -34,8 +34,8 @@ from draftsmith.eval.audit.toys import Toy
 from draftsmith.eval.config import AuditConfig
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
-from random_models import random_model, ready
-from sentence_piece import sentence_piece
+from helpers.models.random_models import random_model, ready
+from helpers.models.sentence_piece_tokenizer import sentence_piece
 from torch import Tensor
 
 CODE = ["def add(left, right):\n    return left + right\n", "import os, sys\n"] * 20

@@ -6,9 +6,9 @@ import pytest
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair, _whole_characters, byte_level
 from draftsmith.errors import RequestError
+from helpers.models.sentence_piece_tokenizer import sentence_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentence_piece import sentence_piece
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 

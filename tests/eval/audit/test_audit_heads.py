@@ -18,7 +18,7 @@ from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.ranks import Text, measure_ranks
 from draftsmith.eval.measure.tree_choice import best_of_size
-from small_heads import make_on_target
+from helpers.models.small_drafters import make_on_target
 
 PROMPTS = [[n, n + 1, 2 * n % 61][: 1 + n % 3] for n in range(1, 20)]
 SMALL_TREE: dict[str, Any] = {"top_k": 4, "nodes": 12}

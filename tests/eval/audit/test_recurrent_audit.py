@@ -7,7 +7,7 @@ from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.audit.determinism import probe_determinism
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.speed import measure_costs
-from random_models import keep_states_after_rejections, random_model, ready
+from helpers.models.random_models import keep_states_after_rejections, random_model, ready
 
 PROMPTS = [[n, n + 1, 2 * n % 61] for n in range(1, 40)]
 SMALL = AuditConfig(tokens=2000, sequences=10_000, max_new_tokens=40, prompts=4, batch=50, draft_length=3)

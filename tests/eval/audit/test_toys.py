@@ -18,7 +18,7 @@ from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import TOYS, Toy, toy_of
-from small_heads import make_on_target
+from helpers.models.small_drafters import make_on_target
 from torch import Tensor
 
 WARPER = Warper(0.7)

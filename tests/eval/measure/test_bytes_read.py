@@ -12,7 +12,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.projection import Projection
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.speed import bytes_of
-from small_heads import FAMILIES, make_on_target
+from helpers.models.small_drafters import FAMILIES, make_on_target
 from torch import nn
 from torch.overrides import TorchFunctionMode
 

@@ -21,7 +21,7 @@ from draftsmith.eval.measure.degeneracy import degeneracy
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.rounds import Run, speed_fields
 from draftsmith.eval.measure.speed import Costs, bytes_of, measure_costs
-from planned_runs import counts_of
+from helpers.runs.planned_runs import counts_of
 
 
 class Clock:

@@ -13,7 +13,7 @@ from draftsmith.decoding.backbone.experts import expert_widths, unread_by_a_toke
 from draftsmith.eval.measure.backbone.experts import experts_read
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.eval.report.tables import experts_line
-from random_models import random_model, ready
+from helpers.models.random_models import random_model, ready
 
 KINDS: dict[str, dict[str, Any]] = {"qwen3_moe": {"num_experts": 8}, "mixtral": {"num_local_experts": 8}}
 TEXT = torch.randint(0, VOCABULARY, (40,), generator=torch.Generator().manual_seed(3)).tolist()

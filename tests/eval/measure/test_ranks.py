@@ -27,8 +27,8 @@ from draftsmith.eval.measure.tree_choice import (
     measure_speed,
     without_gaps,
 )
-from small_heads import FAMILIES as ON_TARGET
-from small_heads import make_on_target as make
+from helpers.models.small_drafters import FAMILIES as ON_TARGET
+from helpers.models.small_drafters import make_on_target as make
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3], [8]]
 GREEDY = Warper(0.0)

@@ -23,7 +23,7 @@ from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.report.report import write_report
 from draftsmith.eval.report.results import schema
-from random_models import random_model, ready
+from helpers.models.random_models import random_model, ready
 
 PROMPTS = [[7, 3, 50, 7, 3], [4, 5, 60, 4, 5, 60, 4]]
 SAID = "1 of 2 fold the text into a state; a verify call goes node by node there, which c_v counts"

@@ -8,7 +8,7 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import Request, make_requests
-from server_behaviours import Speaker, talking_target
+from helpers.servers.server_behaviours import Speaker, talking_target
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.audit import ServerAudit, audit_server
-from served_target import Engine, ServedTarget, serving, without
+from helpers.servers.served_target import Engine, ServedTarget, serving, without
 
 CONFIG = AuditConfig(tokens=1_500, prompts=4, max_new_tokens=48, batch=8)
 
@@ -162,7 +162,7 @@ def test_a_hidden_template_is_said(
     def adding(tokenizer: Any, messages: list[dict[str, str]], **how: Any) -> str:
         return render(tokenizer, [{"role": "system", "content": "be the fox"}, *messages], **how)
 
-    import served_target
+    from helpers.servers import served_target
 
     render = served_target.render_chat
     monkeypatch.setattr(served_target, "render_chat", adding)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answering import answering
 from draftsmith.data.generate.server_request import ServerRequest
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.audit import ServerAudit, audit_server
-from judged_once import judged_once
-from server_behaviours import FAULTS, RIGHT, Behaviour, Fault, Speaker
+from helpers.servers.cached_audits import judged_once
+from helpers.servers.server_behaviours import FAULTS, RIGHT, Behaviour, Fault, Speaker
+from helpers.servers.server_thread import answering
 
 CONFIG = AuditConfig(tokens=500, prompts=4, max_new_tokens=16, batch=8)
 FEW, SHARE = 8, 40  # behaviours under `make test`, and of each slow case

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import served_target
 from conftest import make_drafter
 from draftsmith.data.generate.server_request import ServerRequest
 from draftsmith.data.prompts import Prompt
@@ -20,7 +19,8 @@ from draftsmith.eval.server.audit import audit_server
 from draftsmith.eval.server.blocks import Load
 from draftsmith.eval.server.measure import measure_blocks, plan
 from draftsmith.eval.server.rows import Subject, server_rows
-from served_target import Engine, serving
+from helpers.servers import served_target
+from helpers.servers.served_target import Engine, serving
 
 
 @pytest.fixture

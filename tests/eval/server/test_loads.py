@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import virtual_time
 from draftsmith.data.generate.server_defaults import Defaults
 from draftsmith.data.generate.server_request import ServerRequest
 from draftsmith.data.generate.transport import Refused
@@ -22,6 +21,7 @@ from draftsmith.eval.server.blocks import Half, Load, Numbered, Served
 from draftsmith.eval.server.counters import Counters
 from draftsmith.eval.server.exchange import Exchange
 from draftsmith.eval.server.measure import Block, measure_blocks, plan
+from helpers import virtual_clock
 
 PROMPTS = [Prompt(str(n), "all", (f"prompt {n}",), chat=False) for n in range(5)]
 CONFIG = EvalConfig(temperatures=[0.0], max_new_tokens=12, seed=3)
@@ -41,17 +41,17 @@ class Machine:
         """Server, when, number of the request, prompt, temperature: as they were asked."""
         self.busy = self.busiest = 0
         self.written = 1_000
-        monkeypatch.setattr(blocks, "now", virtual_time.now)
+        monkeypatch.setattr(blocks, "now", virtual_clock.now)
         monkeypatch.setattr(blocks, "exchange", self.exchange)
         monkeypatch.setattr(blocks, "Transport", lambda _request: _Wire(self))
-        monkeypatch.setattr(measure.asyncio, "run", virtual_time.run)
+        monkeypatch.setattr(measure.asyncio, "run", virtual_clock.run)
 
     async def exchange(
         self, transport: Any, defaults: Any, request: Any, prompt: Prompt, at: int, stream: str, clock: Any
     ) -> Exchange:
         number = int(stream)
         assert prompt is PROMPTS[at]
-        assert clock is virtual_time.now
+        assert clock is virtual_clock.now
         assert isinstance(defaults, Defaults)
         self.log.append((request.public_url, clock(), number, at, request.temperature))
         self.busy += 1
@@ -69,7 +69,7 @@ class Machine:
             requests = [Numbered(n, n % len(PROMPTS)) for n in numbers]
             return await Served(asked(), PROMPTS).half(requests, load, asked(), seed=seed)
 
-        return virtual_time.run(one())
+        return virtual_clock.run(one())
 
     def started(self, url: str = "http://own/v1") -> dict[int, float]:
         return {number: when for server, when, number, _, _ in self.log if server == url}

@@ -19,7 +19,7 @@ from draftsmith.eval.server.blocks import Load
 from draftsmith.eval.server.counters import Counters, counts_of_answer, read_counters
 from draftsmith.eval.server.measure import Block, measure_blocks, plan
 from draftsmith.eval.server.rows import Subject, server_rows
-from served_target import ALL, Engine, ServedTarget, serving, without
+from helpers.servers.served_target import ALL, Engine, ServedTarget, serving, without
 
 CONFIG = EvalConfig(temperatures=[0.0], max_new_tokens=12)
 LENGTH = 3

@@ -15,7 +15,7 @@ from draftsmith.data.generate.transport import Passing, Refused
 from draftsmith.data.prompts import Prompt
 from draftsmith.eval.server import exchange as exchanging
 from draftsmith.eval.server.exchange import Exchange, exchange, question
-from scripted_server import REQUEST
+from helpers.servers.scripted_server import REQUEST
 
 Piece = tuple[float, dict[str, Any] | str]
 TEXT, CHAT = (Prompt("0", "all", ("say",), chat=chat) for chat in (False, True))

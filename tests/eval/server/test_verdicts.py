@@ -28,7 +28,7 @@ from draftsmith.eval.server.audit import audit_server
 from draftsmith.eval.server.precision import LIMIT, Precision, precision_of
 from draftsmith.eval.server.sampled import Sampled, judge_sampled
 from draftsmith.eval.server.texts import own_greedy, replay_texts
-from scripted_server import REQUEST
+from helpers.servers.scripted_server import REQUEST
 
 CONFIG = AuditConfig(tokens=500, prompts=2, max_new_tokens=16, batch=2)
 WAY = Way("ids", off=tuple(OFF), ids=True, logprobs=True)

@@ -18,7 +18,7 @@ from draftsmith.eval.tune import profile
 from draftsmith.eval.tune.profile import Bench, Measured, between, costs_of, heated, pays_from, predict
 from draftsmith.eval.tune.settings import Contender, Prediction
 from draftsmith.eval.tune.temperatures import Heat
-from planned_runs import counts_of, drafter_of, requests_of, run_of
+from helpers.runs.planned_runs import counts_of, drafter_of, requests_of, run_of
 
 COSTS = Costs(0.010, None, {k: 1 + 0.1 * k for k in range(1, 9)})
 """A call of ten milliseconds; each node more costs a tenth of it."""

@@ -12,7 +12,7 @@ from draftsmith.eval.measure.rounds import Run
 from draftsmith.eval.tune import race as racing
 from draftsmith.eval.tune.race import Raced, race
 from draftsmith.eval.tune.settings import Contender, Prediction, Setting
-from planned_runs import counts_of, drafter_of, requests_of, run_of
+from helpers.runs.planned_runs import counts_of, drafter_of, requests_of, run_of
 
 CONFIG = EvalConfig(batch=2, max_new_tokens=24, seed=3)
 

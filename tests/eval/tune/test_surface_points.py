@@ -13,7 +13,7 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.tune import surfaces
 from draftsmith.eval.tune.settings import Contender, Prediction, Setting
 from draftsmith.eval.tune.surfaces import Surface, measured_surfaces
-from planned_runs import drafter_of, requests_of
+from helpers.runs.planned_runs import drafter_of, requests_of
 
 CONFIG = EvalConfig(batch=2, max_new_tokens=40, seed=9)
 REQUESTS = requests_of([3, 5, 4], first=6)

@@ -25,7 +25,7 @@ from draftsmith.eval.measure.speed import Costs
 from draftsmith.eval.tune.profile import Bench, predict
 from draftsmith.eval.tune.settings import Contender
 from draftsmith.eval.tune.temperatures import TRIED, Heat, Overlaps, best_temperatures
-from small_heads import make_on_target
+from helpers.models.small_drafters import make_on_target
 
 REQUESTS = [Request(Prompt(str(n), "all", (), chat=False), [n + 1, n + 2, n + 3], n) for n in range(8)]
 HOW: dict[str, Any] = {"max_new_tokens": 48, "seed": 0}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
-from launching import ended
+from helpers.runs.launcher import ended
 
 LAUNCHED = ["--target", "tiny", "--method", "prompt-lookup", "--target.tensor_parallel", "2"]
 COMMANDS = {

@@ -26,7 +26,7 @@ from draftsmith.trainers import methods
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.teacher.tuned import TunedTarget
-from method_objectives import objective_of
+from helpers.models.method_objectives import objective_of
 from rich.console import Console
 from torch import nn
 

@@ -14,7 +14,7 @@ from draftsmith.launch.check.memory import needs
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import MASKED, ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
-from method_objectives import objective_of
+from helpers.models.method_objectives import objective_of
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "head_size": 16}
 SECTIONS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from crash import crash, points, run
 from draftsmith.data.config import DataConfig
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.data.generate.journal import Journal
@@ -33,8 +32,9 @@ from draftsmith.trainers.loop.progress import Record, records
 from draftsmith.trainers.loop.snapshot import Counters, Snapshots
 from draftsmith.trainers.loop.state import Average
 from draftsmith.trainers.teacher.frozen import saver
+from helpers.reliability_tally import tally
+from helpers.runs.crashed_process import crash, points, run
 from safetensors.torch import load_file
-from tally import tally
 from torch import nn
 
 

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from crash import Point, fill_disk, points, run
 from draftsmith.launch.cli import main
 from draftsmith.storage import fault
-from small_run import assert_same_weights, losses, write_recipe
-from tally import tally
+from helpers.reliability_tally import tally
+from helpers.runs.crashed_process import Point, fill_disk, points, run
+from helpers.runs.small_run import assert_same_weights, losses, write_recipe
 
 STEPS = 6
 FEW = [

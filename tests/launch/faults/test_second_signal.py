@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from crash import Point, points, run, send
 from draftsmith.errors import Stopped
 from draftsmith.trainers.loop import checkpoint, signals
 from faults import toy
-from tally import tally
+from helpers.reliability_tally import tally
+from helpers.runs.crashed_process import Point, points, run, send
 
 SAVED, ASKED = 4, 5  # a checkpoint is behind the one step, and the other is being written
 EVERY = 2

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from crash import run
 from draftsmith.errors import Stopped
 from draftsmith.eval.measure import probe
 from draftsmith.launch.cli import main
@@ -23,8 +22,9 @@ from draftsmith.trainers.loop.step import Steps
 from draftsmith.trainers.teacher import frozen
 from faults import ranks, toy
 from faults.signalled import PLACES, Stage, one_of_two, signalled
-from small_run import assert_same_weights, losses, write_recipe
-from tally import tally
+from helpers.reliability_tally import tally
+from helpers.runs.crashed_process import run
+from helpers.runs.small_run import assert_same_weights, losses, write_recipe
 
 STEPS = 8
 FEW = ["--loop.steps", str(STEPS), "--checkpoint.every_steps", "3", "--loop.validate_every", "4"]

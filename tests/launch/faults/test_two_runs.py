@@ -10,17 +10,17 @@ import signal
 import time
 from pathlib import Path
 
-import killable
 import pytest
-from crash import run
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.train import train
 from draftsmith.storage import held, holder_of
 from draftsmith.storage.held import hold
-from small_run import write_recipe
-from tally import tally
+from helpers.reliability_tally import tally
+from helpers.runs import killed_process
+from helpers.runs.crashed_process import run
+from helpers.runs.small_run import write_recipe
 
 Captured = pytest.CaptureFixture[str]
 # seconds after the first one at which another run is aimed at the folder, and its loop.seed
@@ -34,7 +34,7 @@ def contend(recipe: Path, out: Path) -> int:
     for wait, seed in [(0.0, 0), *SECOND]:
         time.sleep(max(0.0, began + wait - time.monotonic()))
         words = ["train", str(recipe), "--out", str(out), "--loop.steps", "2000", "--loop.seed", str(seed)]
-        runs.append((seed, killable.start(words)))
+        runs.append((seed, killed_process.start(words)))
     while sum(process.is_alive() for _, process in runs) > 1:
         time.sleep(0.05)
     ((seed, first),) = [each for each in runs if each[1].is_alive()]

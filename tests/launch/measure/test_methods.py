@@ -12,7 +12,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-import small_run
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.families import training_free
 from draftsmith.eval.audit.plants import PLANTS
@@ -25,8 +24,9 @@ from draftsmith.launch.cli import main, split_overrides
 from draftsmith.launch.measure.methods import SKELETON, need_draft
 from draftsmith.launch.measure.run import results_folder
 from draftsmith.launch.verbs import Eval
+from helpers.runs import small_run
+from helpers.runs.small_flags import AUDIT
 from rich.console import Console
-from small_flags import AUDIT
 
 Captured = pytest.CaptureFixture[str]
 SMALL = [*["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.sweep", "[]", "--eval.repeats", "1"], *AUDIT]

@@ -20,8 +20,8 @@ from draftsmith.launch.measure.loaded import say_tuned
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.requests import AuditRequest, Pair
 from draftsmith.trainers.teacher.frozen import saver
+from helpers.models.shallow_target import SHALLOW
 from rich.console import Console
-from shallow import SHALLOW
 
 FACTS = {
     "pays": False,

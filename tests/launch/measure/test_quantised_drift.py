@@ -12,7 +12,7 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import RequestError
 from draftsmith.launch.measure.loaded import Loaded, drift_of
 from draftsmith.launch.recipe.load import load_recipe
-from random_models import save_with_tokenizer
+from helpers.models.random_models import save_with_tokenizer
 from rich.console import Console
 
 

@@ -16,7 +16,7 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.eval.report.results import read_results, schema
 from draftsmith.launch.cli import main
-from served_target import Engine, ServedTarget, serving
+from helpers.servers.served_target import Engine, ServedTarget, serving
 
 Captured = pytest.CaptureFixture[str]
 SMALL = ["--eval.limit", "4", "--eval.max_new_tokens", "8", "--eval.temperatures", "[0]", "--requests", "6"]

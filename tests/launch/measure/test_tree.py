@@ -23,7 +23,7 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.teacher.frozen import saver
-from small_flags import AUDIT
+from helpers.runs.small_flags import AUDIT
 
 FEW = ["--texts", "3", "--eval.max_new_tokens", "24"]
 SMALL = ["--eval.limit", "1", "--eval.max_new_tokens", "12", "--eval.repeats", "1", *AUDIT]

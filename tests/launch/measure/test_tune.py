@@ -27,7 +27,7 @@ from draftsmith.launch.measure.tune_words import accuracy_lines, sentence
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.requests import Pair
 from draftsmith.trainers.teacher.frozen import saver
-from shallow import SHALLOW
+from helpers.models.shallow_target import SHALLOW
 
 FEW = ["--limit", "8", "--eval.max_new_tokens", "12"]
 

@@ -22,7 +22,7 @@ from draftsmith.launch.measure.held_out import _beginnings, held_out_prompts
 from draftsmith.launch.measure.tree import _nodes
 from draftsmith.launch.measure.tune_words import content_of, sentence
 from draftsmith.launch.requests import TuneRequest
-from planned_runs import requests_of
+from helpers.runs.planned_runs import requests_of
 
 
 def raced(name: str, interval: tuple[float, float, float], *, promised: float = 1.5, size: str = "3") -> Raced:

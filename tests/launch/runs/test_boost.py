@@ -10,10 +10,8 @@ import shutil
 import signal
 from pathlib import Path
 
-import killable
 import pytest
 import torch
-from crash import run
 from draftsmith.data.generate import continuations
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
@@ -25,12 +23,14 @@ from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers import boost
 from draftsmith.trainers.loop.step import Steps
 from faults.signalled import Stage, signalled
-from launching import launched, train_each
+from helpers.models.shallow_target import SHALLOW
+from helpers.reliability_tally import tally
+from helpers.runs import killed_process, launcher
+from helpers.runs.crashed_process import run
+from helpers.runs.launcher import launched, train_each
 from safetensors.torch import load_file
-from shallow import SHALLOW
-from tally import tally
 
-LAUNCHING = Path(__file__).parents[2] / "launching.py"
+LAUNCHER = str(launcher.__file__)
 COMMON = f"""\
 method: boost
 target: {{path: {SHALLOW}}}
@@ -168,7 +168,7 @@ def test_kills(alone: Path, tmp_path: Path) -> None:
     for number in range(3):
         out, finished = tmp_path / f"run-{number}", False
         while not finished:
-            process = killable.start(["train", str(alone / "hard.yaml"), "--out", str(out)])
+            process = killed_process.start(["train", str(alone / "hard.yaml"), "--out", str(out)])
             process.join(moments.uniform(0.3, 4) if landed < 2 * (number + 1) else None)
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_two_processes_train_the_same(config: str, alone: Path, tmp_path: Path) 
     if config.startswith("zero"):
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
     recipes = [write_recipe(tmp_path, name) for name in RECIPES]
-    message = launched(config, str(LAUNCHING), str(tmp_path), *recipes)
+    message = launched(config, LAUNCHER, str(tmp_path), *recipes)
     assert "2 processes: " in message
     for name in RECIPES:
         assert_same(tmp_path / name, alone / name, tolerance=1e-3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
-from small_flags import MEASURING, TRAINING
+from helpers.runs.small_flags import MEASURING, TRAINING
 
 
 def rows_of(run: Path) -> list[dict]:

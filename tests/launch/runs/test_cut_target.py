@@ -11,11 +11,11 @@ import pytest
 import torch
 from draftsmith.benchmarks.common.random_models import RECURRENT
 from draftsmith.launch.cli import main
-from head_runs import CLOCKS, COMMON, LAUNCHING, RECIPES, records
-from launching import ended, launched
-from random_models import random_model
-from shallow import SHALLOW
-from small_run import assert_same_weights, drafter, losses
+from helpers.models.random_models import random_model
+from helpers.models.shallow_target import SHALLOW
+from helpers.runs.launcher import ended, launched
+from helpers.runs.method_runs import CLOCKS, COMMON, LAUNCHER, RECIPES, records
+from helpers.runs.small_run import assert_same_weights, drafter, losses
 from transformers import AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.run]
@@ -62,7 +62,7 @@ def test_a_cut_target_teaches_the_same(config: str, names: list[str], tmp_path: 
     if config == "zero2":
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
     recipes = [*write(tmp_path, names, "none"), *write(tmp_path, names, "fully_shard")]
-    said = launched(config, LAUNCHING, str(tmp_path), *recipes)
+    said = launched(config, LAUNCHER, str(tmp_path), *recipes)
     held = re.findall(
         r"target.sharding is fully_shard: ([\d.]+) M of the target's ([\d.]+) M numbers on each of 2 processes", said
     )
@@ -80,7 +80,7 @@ def test_a_recurrent_target_teaches_the_same(tmp_path: Path) -> None:
     random_model("lfm2", **sizes).save_pretrained(target)
     tokenizer.save_pretrained(target)
     recipes = [write(tmp_path, ["medusa"], how, target=str(target))[0] for how in ("none", "fully_shard")]
-    launched("multi_cpu", LAUNCHING, str(tmp_path), *recipes)
+    launched("multi_cpu", LAUNCHER, str(tmp_path), *recipes)
     found = records(tmp_path / "medusa-fully_shard")
     wanted = {key: each for key, each in records(tmp_path / "medusa-none").items() if key[0] != "probe"}
     assert found.keys() == wanted.keys()
@@ -97,7 +97,7 @@ def test_a_target_that_a_team_holds_teaches_the_same(config: str, names: list[st
     if config == "zero2":
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
     recipes = [*write(tmp_path, names, "none"), *write(tmp_path, names, "team")]
-    said = launched(config, LAUNCHING, str(tmp_path), *recipes)
+    said = launched(config, LAUNCHER, str(tmp_path), *recipes)
     assert said.count("they decode with it together") == len(names)
     for name in names:
         assert_close(tmp_path / f"{name}-team", tmp_path / f"{name}-none")
@@ -145,7 +145,7 @@ def test_processes_that_would_each_decode_everything_are_refused(tmp_path: Path)
 
 def test_an_offloaded_target_teaches_the_same(tmp_path: Path) -> None:
     recipes = [*write(tmp_path, ["eagle3"], "none"), *write(tmp_path, ["eagle3"], "offloaded")]
-    launched("multi_cpu", LAUNCHING, str(tmp_path), *recipes)
+    launched("multi_cpu", LAUNCHER, str(tmp_path), *recipes)
     assert_same_numbers(tmp_path / "eagle3-offloaded", tmp_path / "eagle3-none")
 
 
@@ -153,14 +153,14 @@ def test_a_run_with_a_cut_target_goes_on(tmp_path: Path) -> None:
     """In as many processes to the same bits; in one process, which holds all of it, to the same losses but rounding."""
     common = COMMON.replace("every_steps: 6", "every_steps: 3, keep: 9")
     (recipe,) = write(tmp_path, ["eagle3"], "fully_shard", common)
-    launched("multi_cpu", LAUNCHING, str(tmp_path / "whole"), recipe)
+    launched("multi_cpu", LAUNCHER, str(tmp_path / "whole"), recipe)
     name = Path(recipe).stem
     for place in ("again", "alone"):
         shutil.copytree(
             tmp_path / "whole" / name, tmp_path / place / name, ignore=shutil.ignore_patterns("drafter", "status.json")
         )
         shutil.rmtree(tmp_path / place / name / "checkpoints" / f"step-{STEPS:08d}")
-    launched("multi_cpu", LAUNCHING, str(tmp_path / "again"), recipe)
+    launched("multi_cpu", LAUNCHER, str(tmp_path / "again"), recipe)
     assert_same_weights(tmp_path / "again" / name, tmp_path / "whole" / name, STEPS)
     assert main(["train", recipe, "--out", str(tmp_path / "alone" / name)]) == 0
     expected = losses(tmp_path / "whole" / name)

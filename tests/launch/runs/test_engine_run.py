@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import draftsmith
-import engine_server
 import pytest
 import torch
 from draftsmith.data.generate import continuations
@@ -22,6 +21,7 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.teacher.engine import documents_of
+from helpers.servers import fake_engine
 from safetensors.torch import load_file
 
 FLAGS = ("--speculative-config", "--kv-transfer-config")
@@ -84,23 +84,23 @@ def places(rows: Prepared) -> dict[tuple[int, ...], tuple[PackedRows, int, int]]
 
 
 @pytest.fixture
-def engine(target: Any, places: dict[tuple[int, ...], Any], tmp_path: Path) -> Iterator[engine_server.Engine]:
+def engine(target: Any, places: dict[tuple[int, ...], Any], tmp_path: Path) -> Iterator[fake_engine.Engine]:
     """The embedded target; of a document in a packed row the states that it has there, so that not a bit differs."""
-    by_itself = engine_server.alone(target.model)
+    by_itself = fake_engine.alone(target.model)
 
     def states(ids: Any) -> torch.Tensor:
         if tuple(ids) not in places:
             return by_itself(ids)
         part, r, first = places[tuple(ids)]
-        return engine_server.all_states(target.model, part.batch([r]))[first : first + len(ids)]
+        return fake_engine.all_states(target.model, part.batch([r]))[first : first + len(ids)]
 
-    with engine_server.running(
+    with fake_engine.running(
         target.model, tmp_path / "shared", (2, 10, 17, 20), name="tiny", room=65, states=states
     ) as server:
         yield server
 
 
-def by_engine(server: engine_server.Engine) -> dict[str, str]:
+def by_engine(server: fake_engine.Engine) -> dict[str, str]:
     return {
         "features.source": "engine",
         "features.server": server.url,
@@ -118,7 +118,7 @@ def losses(run: Path) -> list[dict[str, Any]]:
     return kept
 
 
-def test_the_bits_of_a_run_online(engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path) -> None:
+def test_the_bits_of_a_run_online(engine: fake_engine.Engine, texts: dict[str, str], tmp_path: Path) -> None:
     """Every loss, the drafter; stopped half-way and resumed; no file left, two layers read."""
     online, asked = tmp_path / "online", tmp_path / "asked"
     assert main(["train", "eagle3-tiny", "--out", str(online), *words(SMALL | texts)]) == 0
@@ -142,14 +142,14 @@ def test_the_bits_of_a_run_online(engine: engine_server.Engine, texts: dict[str,
 
 @pytest.mark.slow
 def test_another_engine_on_resume(
-    engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
+    engine: fake_engine.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
 ) -> None:
     """An engine that dies after some steps is waited for; a new one in its place is refused."""
     run, values = tmp_path / "run", SMALL | texts | by_engine(engine) | {"checkpoint.every_steps": "1"}
 
-    def dies(server: engine_server.Engine, answer: engine_server.Answer) -> None:
+    def dies(server: fake_engine.Engine, answer: fake_engine.Answer) -> None:
         if any((run / "checkpoints").glob("step-*")):
-            engine_server.refused(server, answer)
+            fake_engine.refused(server, answer)
 
     engine.fault = dies
     assert main(["train", "eagle3-tiny", "--out", str(run), *words(values)]) == 2
@@ -167,7 +167,7 @@ def test_another_engine_on_resume(
 
 
 def test_the_pages_recipe(
-    engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    engine: fake_engine.Engine, texts: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The lines of docs/engine.md beneath a shipped recipe, its check, which prints the page's command, its run."""
     (lines,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -202,7 +202,7 @@ def test_the_pages_recipe(
 
 @pytest.mark.slow
 def test_answers_and_states_from_one_request(
-    engine: engine_server.Engine,
+    engine: fake_engine.Engine,
     texts: dict[str, str],
     rows: Prepared,
     tmp_path: Path,
@@ -218,9 +218,9 @@ def test_answers_and_states_from_one_request(
     assert prompts > 16
     proofs = 3  # requests of a handshake, before the answers and before the first step
 
-    def dies(server: engine_server.Engine, answer: engine_server.Answer) -> None:
+    def dies(server: fake_engine.Engine, answer: fake_engine.Answer) -> None:
         if len(server.asked) > proofs + 12:
-            engine_server.refused(server, answer)
+            fake_engine.refused(server, answer)
 
     by_itself = engine.states
     # a document's bits may depend on its length, which is not the answer's to change here
@@ -245,7 +245,7 @@ def test_answers_and_states_from_one_request(
 
 @pytest.mark.slow
 def test_answers_to_something_else(
-    engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
+    engine: fake_engine.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
 ) -> None:
     """A folder's answers are those to its own prompts, in its own way."""
     values = SMALL | texts | by_engine(engine) | {"features.answers": "3", "loop.steps": "1"}

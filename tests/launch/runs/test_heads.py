@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
-from shallow import ON_SHALLOW
-from small_flags import MEASURING, TRAINING
-from small_run import assert_same_weights
+from helpers.models.shallow_target import ON_SHALLOW
+from helpers.runs.small_flags import MEASURING, TRAINING
+from helpers.runs.small_run import assert_same_weights
 
 
 @pytest.mark.run

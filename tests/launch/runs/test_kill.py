@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from head_runs import COMMON, RECIPES
-from shallow import SHALLOW
-from small_run import STEPS, assert_same_weights, losses, train, write_recipe
-from tally import tally
+from helpers.models.shallow_target import SHALLOW
+from helpers.reliability_tally import tally
+from helpers.runs.method_runs import COMMON, RECIPES
+from helpers.runs.small_run import STEPS, assert_same_weights, losses, train, write_recipe
 
 # a server that has torch imported already: each run is a process of its own, started at once
 _SPAWN = multiprocessing.get_context("forkserver")

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from draftsmith.launch.cli import main
-from launching import launched, launching
-from small_run import drafter, losses, write_recipe
-from tally import tally
+from helpers.reliability_tally import tally
+from helpers.runs.launcher import launched, launching
+from helpers.runs.small_run import drafter, losses, write_recipe
 
 STEPS = 8
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.trainers.methods import METHODS
-from head_runs import COMMON, LAUNCHING, RECIPES, assert_same_run, write_recipes
-from launching import launched, train_each
+from helpers.runs.launcher import launched, train_each
+from helpers.runs.method_runs import COMMON, LAUNCHER, RECIPES, assert_same_run, write_recipes
 
 
 def test_every_method_on_a_target_is_here() -> None:
@@ -43,7 +43,7 @@ def test_heads_train_the_same_in_two_processes(config: str, methods: list[str], 
     """Three held-out rows for two processes: the second one makes up a round for ZeRO-3."""
     if config.startswith("zero"):
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
-    message = launched(config, LAUNCHING, str(tmp_path), *write_recipes(tmp_path, methods))
+    message = launched(config, LAUNCHER, str(tmp_path), *write_recipes(tmp_path, methods))
     assert message.count("2 processes: ") == len(methods)
     for method in methods:
         assert_same_run(tmp_path / method, alone / method)
@@ -66,7 +66,7 @@ def test_what_is_computed_again_is_the_same(config: str, methods: list[str], alo
         text = recipe.read_text()
         assert text.count(AGAIN[method]) == 1
         recipe.write_text(text.replace(AGAIN[method], f"{AGAIN[method]}recompute: true, "))
-    launched(config, LAUNCHING, str(tmp_path), *recipes)
+    launched(config, LAUNCHER, str(tmp_path), *recipes)
     for method in methods:
         assert_same_run(tmp_path / method, alone / method)
 
@@ -83,7 +83,7 @@ def test_two_machines_of_one_process_each(alone: Path, tmp_path: Path) -> None:
     meeting = ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
 
     def machine(rank: int) -> str:
-        words = ["--machine_rank", str(rank), *meeting, LAUNCHING, str(tmp_path), *recipes]
+        words = ["--machine_rank", str(rank), *meeting, LAUNCHER, str(tmp_path), *recipes]
         return launched("zero2_nodes", *words)
 
     with ThreadPoolExecutor(2) as both:
@@ -104,5 +104,5 @@ def test_a_process_with_nothing_to_compare(tmp_path: Path) -> None:
     (tmp_path / "short.yaml").write_text(recipe)
     words = [str(tmp_path / "short.yaml")]
     assert train_each(str(tmp_path / "one"), words) == 0
-    launched("multi_cpu", LAUNCHING, str(tmp_path / "two"), *words)
+    launched("multi_cpu", LAUNCHER, str(tmp_path / "two"), *words)
     assert_same_run(tmp_path / "two" / "short", tmp_path / "one" / "short")

@@ -8,16 +8,16 @@ import os
 import shutil
 from pathlib import Path
 
-import launching
 import psutil
 import pytest
 from draftsmith.launch.cli import main
 from draftsmith.trainers.loop import checkpoint
 from faults import deepspeed_steps, stalls
-from launching import ended, launched
+from helpers.reliability_tally import tally
+from helpers.runs import launcher
+from helpers.runs.launcher import ended, launched
+from helpers.runs.small_run import RECIPE, losses, write_recipe
 from safetensors.torch import load_file
-from small_run import RECIPE, losses, write_recipe
-from tally import tally
 
 pytestmark = [pytest.mark.slow, pytest.mark.run]
 CUTS = (3, 12, 21)  # behind these steps; an epoch ends within
@@ -31,7 +31,7 @@ def needs_deepspeed(config: str) -> None:
 
 def find_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let launched processes import what tests import."""
-    places = [str(Path(launching.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    places = [str(Path(launcher.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
 
 
@@ -56,10 +56,10 @@ def test_every_kind_of_group_goes_on_to_the_same_bits(
     recipes += [tmp_path / f"cut-{step}.yaml" for step in CUTS]
     for recipe in recipes:
         recipe.write_text(text)
-    launched(config, launching.__file__, str(tmp_path), str(recipes[0]))
+    launched(config, launcher.__file__, str(tmp_path), str(recipes[0]))
     for step in CUTS:
         cut_behind(tmp_path / "whole", tmp_path / f"cut-{step}", step)
-    launched(config, launching.__file__, str(tmp_path), *map(str, recipes[1:]))
+    launched(config, launcher.__file__, str(tmp_path), *map(str, recipes[1:]))
     name = "drafter/model.safetensors"
     for step in CUTS:
         out = tmp_path / f"cut-{step}"
@@ -81,7 +81,7 @@ def check_other_groups_are_refused(folder: Path, capsys: pytest.CaptureFixture[s
     assert "launch with the same configuration (launch/configs/zero2.yaml or zero3.yaml) to go on" in said
     cut_behind(folder / "whole", folder / "more" / "whole", 3)
     saved = folder / "more" / "whole" / "checkpoints" / "step-00000003"
-    done = ended("zero3", launching.__file__, str(folder / "more"), str(folder / "whole.yaml"), processes=4)
+    done = ended("zero3", launcher.__file__, str(folder / "more"), str(folder / "whole.yaml"), processes=4)
     assert json.loads((folder / "more" / "whole" / "status.json").read_text())["exit_code"] == 2
     said = " ".join(done.stderr.split())
     assert f"{saved} holds DeepSpeed's state in 2 pieces, and this run has 4 processes" in said
@@ -104,7 +104,7 @@ def losses_of_stages(folder: Path, stages: list[tuple[str, int]], step: int = 3)
         if number:
             cut_behind(folder / f"stage-{number - 1}" / "whole", out / "whole", number * step)
             assert not [*(out / "whole" / "checkpoints").glob("*/deepspeed")], "it is whole"
-        launched(config, launching.__file__, str(out), str(recipe), processes=processes)
+        launched(config, launcher.__file__, str(out), str(recipe), processes=processes)
         found.append(losses(out / "whole"))
     return found
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
-from launching import launched
-from small_run import RECIPE, drafter
+from helpers.runs.launcher import launched
+from helpers.runs.small_run import RECIPE, drafter
 
 CLOCKS = {"tokens_per_second", "data_wait", "memory_gb", "rollout_share"}
 OWN = """\

@@ -12,8 +12,8 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.train.longer import check_longer
+from helpers.runs.small_run import RECIPE, assert_same_weights, losses
 from safetensors.torch import load_file
-from small_run import RECIPE, assert_same_weights, losses
 
 SHORT, LONG = 6, 8
 WSD = "optimizer: {lr: 3e-3, warmup_steps: 2, schedule: wsd, decay_share: 0.5}"

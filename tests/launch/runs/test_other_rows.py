@@ -13,7 +13,7 @@ from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.launch.train.resume import check_resume
 from draftsmith.trainers.loop import checkpoint
-from small_run import RECIPE
+from helpers.runs.small_run import RECIPE
 
 FEW = ["--loop.steps", "4", "--checkpoint.every_steps", "2", "--probe.every_steps", "4"]
 LAST = "checkpoints/step-00000004/manifest.json"

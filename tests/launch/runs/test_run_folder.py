@@ -14,7 +14,6 @@ from typing import Any
 import draftsmith
 import pytest
 import torch
-from crash import run as copy_does
 from draftsmith.errors import DataError, RequestError, Stopped, TrainingFailed
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
@@ -26,7 +25,8 @@ from draftsmith.launch.train.status import Status
 from draftsmith.storage import hold
 from draftsmith.storage.staging import this_host
 from draftsmith.trainers.methods import METHODS, own_sections
-from small_run import RECIPE
+from helpers.runs.crashed_process import run as copy_does
+from helpers.runs.small_run import RECIPE
 
 FEW = ["--loop.steps", "4", "--checkpoint.every_steps", "2", "--probe.every_steps", "2"]
 LAST = "checkpoints/step-00000004"

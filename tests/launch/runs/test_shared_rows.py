@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 from draftsmith.launch.cli import main
-from head_runs import COMMON, LAUNCHING, RECIPES, assert_same_run
-from launching import launched, launching
-from shallow import SHALLOW
-from small_run import assert_same_weights, losses
+from helpers.models.shallow_target import SHALLOW
+from helpers.runs.launcher import launched, launching
+from helpers.runs.method_runs import COMMON, LAUNCHER, RECIPES, assert_same_run
+from helpers.runs.small_run import assert_same_weights, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.run]
 OWN = {
@@ -35,7 +35,7 @@ def write(folder: Path, name: str, common: str = COMMON) -> str:
 def test_the_same_run_as_in_one_process(tmp_path: Path) -> None:
     common = COMMON.replace("loop: {", "loop: {context_parallel: 2, ")
     (tmp_path / "two").mkdir()
-    launched("multi_cpu", LAUNCHING, str(tmp_path), *(write(tmp_path / "two", name, common) for name in OWN))
+    launched("multi_cpu", LAUNCHER, str(tmp_path), *(write(tmp_path / "two", name, common) for name in OWN))
     for name in OWN:
         assert main(["train", write(tmp_path, name), "--out", str(tmp_path / "alone" / name)]) == 0
         assert_same_run(tmp_path / name, tmp_path / "alone" / name)

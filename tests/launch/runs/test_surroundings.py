@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from faults import surroundings
 from faults.surroundings import ALL, Surroundings
-from small_run import RECIPE, assert_same_weights, losses
-from tally import tally
+from helpers.reliability_tally import tally
+from helpers.runs.small_run import RECIPE, assert_same_weights, losses
 
 STEPS = 3
 SHORT = RECIPE.replace("steps: 24", f"steps: {STEPS}").replace("every_steps: 3}", "every_steps: 2}")

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 from draftsmith.eval.report.results import schema
 from draftsmith.launch.cli import main
-from shallow import ON_SHALLOW, SHALLOW
-from small_flags import MEASURING, TRAINING
-from small_run import assert_same_weights
+from helpers.models.shallow_target import ON_SHALLOW, SHALLOW
+from helpers.runs.small_flags import MEASURING, TRAINING
+from helpers.runs.small_run import assert_same_weights
 
 SMALL = [*TRAINING, *ON_SHALLOW, "--optimizer.lr", "1e-2"]
 MEASURED = [*MEASURING, "--eval.temperatures", "[0]"]

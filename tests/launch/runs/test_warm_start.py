@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
+from helpers.models.small_drafters import change_target_of
+from helpers.runs.small_flags import TRAINING
 from safetensors.torch import load_file
-from small_flags import TRAINING
-from small_heads import change_target_of
 from torch.testing import assert_close
 
 STILL = ["--loop.steps", "1", "--optimizer.lr", "1e-12"]

@@ -23,9 +23,9 @@ from draftsmith.drafters.layers.llama import LayerShape
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
 from draftsmith.trainers.teacher.frozen import saver
-from hub_server import TOKEN, Hub, Repository, running, use
-from random_models import save_with_tokenizer
-from small_flags import AUDIT
+from helpers.models.random_models import save_with_tokenizer
+from helpers.runs.small_flags import AUDIT
+from helpers.servers.fake_hub import TOKEN, Hub, Repository, running, use
 
 NAME = "somebody/a-drafter"
 SMALL = [

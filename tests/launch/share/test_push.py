@@ -14,10 +14,10 @@ from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
-from hub_server import TOKEN, Hub, running, use
+from helpers.models.random_models import save_with_tokenizer
+from helpers.runs.small_flags import AUDIT
+from helpers.servers.fake_hub import TOKEN, Hub, running, use
 from huggingface_hub import ModelCard
-from random_models import save_with_tokenizer
-from small_flags import AUDIT
 
 NAME = "somebody/a-drafter"
 EVAL = [

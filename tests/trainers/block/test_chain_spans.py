@@ -23,11 +23,11 @@ from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.method_config import PardConfig
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.student.recomputed import recompute_layers
+from helpers.models.method_objectives import build
+from helpers.models.packed_rows import MASK, packed
+from helpers.models.random_models import random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from masked_rows import MASK, packed
-from method_objectives import build
-from random_models import random_model
 from torch import Tensor
 
 FAMILIES: dict[str, dict[str, Any]] = {"qwen3": GROUPED, "llama": GROUPED, "gpt2": {}} | {

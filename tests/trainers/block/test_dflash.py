@@ -19,7 +19,7 @@ from draftsmith.trainers.loop.sums import means
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.method_config import BlockConfig
 from draftsmith.trainers.packed import passes
-from method_objectives import build
+from helpers.models.method_objectives import build
 from torch import Tensor
 
 Batch = dict[str, Tensor]

@@ -14,7 +14,7 @@ from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.losses.candidates import likeliest, logits_of
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.method_config import BlockConfig, DFlash2Config
-from method_objectives import build
+from helpers.models.method_objectives import build
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from draftsmith.trainers.block.dspark import DSparkObjective
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.method_config import BlockConfig, DSparkConfig
-from method_objectives import build
+from helpers.models.method_objectives import build
 
 MIXED: dict[str, Any] = {"kl": 0.0, "ce": 0.1, "tv": 0.9}
 

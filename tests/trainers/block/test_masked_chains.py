@@ -9,9 +9,9 @@ from draftsmith.trainers.block.masked_chains import Chains, chain_mask, chain_st
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.packed.masks import document_mask
 from draftsmith.trainers.packed.passes import hidden_states
+from helpers.models.packed_rows import MASK, packed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from masked_rows import MASK, packed
 from torch import Tensor
 
 

@@ -16,7 +16,7 @@ from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.block import mtp
 from draftsmith.trainers.config import FeaturesConfig, ObjectiveConfig, TargetConfig
 from draftsmith.trainers.method_config import MtpConfig
-from method_objectives import build
+from helpers.models.method_objectives import build
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

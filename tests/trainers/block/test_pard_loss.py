@@ -17,8 +17,8 @@ from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.method_config import PardConfig
 from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
-from masked_rows import MASK, packed
-from method_objectives import nothing
+from helpers.models.method_objectives import nothing
+from helpers.models.packed_rows import MASK, packed
 
 BATCH = packed([7, 12])
 

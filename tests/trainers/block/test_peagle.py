@@ -14,9 +14,9 @@ from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop.sums import means
 from draftsmith.trainers.method_config import Eagle3Config, PeagleConfig
 from draftsmith.trainers.packed import passes
+from helpers.models.method_objectives import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from method_objectives import build
 
 WORDS = [word for word in range(VOCABULARY) if word % 3 != 1]
 

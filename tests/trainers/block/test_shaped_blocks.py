@@ -22,8 +22,17 @@ from draftsmith.trainers.block.masked_chains import drawn
 from draftsmith.trainers.block.pard import PardStudent, PardTeacher
 from draftsmith.trainers.method_config import BlockConfig, DFlash2Config, DSparkConfig, MtpConfig, PeagleConfig
 from draftsmith.trainers.packed.passes import hidden_states
-from method_objectives import build
-from shaped import FAMILIES, OBJECTIVE, S, assert_same_gradients, divergence, shake, shaped, text
+from helpers.models.method_objectives import build
+from helpers.models.shaped_targets import (
+    FAMILIES,
+    OBJECTIVE,
+    S,
+    assert_same_gradients,
+    divergence,
+    shake,
+    shaped,
+    text,
+)
 from torch import Tensor
 
 BEHIND: dict[str, Callable[[Tensor], Tensor]] = {

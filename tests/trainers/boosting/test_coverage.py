@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
-from damaged import KINDS, damage
 from draftsmith.data.generate.continuations import Continuations
 from draftsmith.data.rows.packed import PackedRows
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -25,6 +24,7 @@ from draftsmith.trainers.labels import labelled
 from draftsmith.trainers.losses.weighted_rows import WeightedRows
 from draftsmith.trainers.method_config import BoostConfig
 from draftsmith.trainers.packed.passes import hidden_states
+from helpers.runs.damaged_files import KINDS, damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file

@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from damaged import KINDS, damage
 from faults import toy
-from tally import tally
+from helpers.reliability_tally import tally
+from helpers.runs.damaged_files import KINDS, damage
 
 FILES = ["manifest.json", "model.safetensors", "optimizer-0.safetensors", "optimizer-0.json", "trainer.json"]
 ALL = [*product([*KINDS, "flip", "missing"], FILES)]

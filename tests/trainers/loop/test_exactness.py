@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from draftsmith.errors import Stopped
 from faults import toy
-from tally import tally
+from helpers.reliability_tally import tally
 
 SETTINGS = [
     (method, precision, micro)

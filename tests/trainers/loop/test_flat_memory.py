@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from faults import toy
-from tally import tally
+from helpers.reliability_tally import tally
 
 
 def held_after(out: Path, looks: list[int], **values) -> dict[int, tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""Curves of short runs stay those that are kept in `tests/golden_curves.json`, compiled or not.
+"""Curves of short runs stay those that are kept in `tests/helpers/runs/golden_curves.json`, compiled or not.
 
 The tolerance has room for the sums of other processors and versions, which a few steps carry on; what a planted change
-does to a curve is far beyond it. Read next: `tests/golden.py`, which writes the file anew.
+does to a curve is far beyond it. Read next: `tests/helpers/runs/golden_curves.py`, which writes the file anew.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 import torch
 from draftsmith.trainers.losses.chunked import ChunkedLoss
 from draftsmith.trainers.methods import METHODS
-from golden import METHODS as KEPT
-from golden import curve, kept
+from helpers.runs.golden_curves import METHODS as KEPT
+from helpers.runs.golden_curves import curve, kept
 
 TOLERANCE = 2e-2
 """Of a loss, relatively; from the kept curve."""

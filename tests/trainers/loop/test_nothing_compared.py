@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import Batch, Chains
 from draftsmith.trainers.loop.sums import COMPARED, COUNT, means
 from faults import toy
+from helpers.models.learnable_text import Batch, Chains
 
 
 class OfTwoWords(Chains):

@@ -21,8 +21,8 @@ from draftsmith.trainers.loop.loop import Loop
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.target import TargetObjective
 from faults import toy
-from method_objectives import NoTokenizer
-from tally import tally
+from helpers.models.method_objectives import NoTokenizer
+from helpers.reliability_tally import tally
 
 KEPT = Path(__file__).parent / "checkpoint-0.1.0"
 SIZES = ModelConfig(layers=1, hidden=8, heads=1, kv_heads=1, head_size=8, intermediate=8, max_positions=64)

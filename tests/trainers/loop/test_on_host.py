@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from chains import Chains
 from draftsmith.decoding.on_host import on_host, sent
 from draftsmith.drafters.layers.packing import Packing
 from draftsmith.drafters.projection import Projection
@@ -14,6 +13,7 @@ from draftsmith.trainers.loop.feed import upload
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.loop.step import cut
 from draftsmith.trainers.losses.chunked import SharedTeacher
+from helpers.models.learnable_text import Chains
 
 META = torch.device("meta")
 HIDDEN, PASSES = 8, 3

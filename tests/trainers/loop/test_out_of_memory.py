@@ -16,7 +16,7 @@ from draftsmith.trainers.loop.loop import Loop
 from draftsmith.trainers.loop.step import cut
 from draftsmith.trainers.teacher.features import CachedFeatures
 from faults import toy
-from tally import tally
+from helpers.reliability_tally import tally
 
 AT = 5  # the step in which memory runs out, counted from 0
 TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"

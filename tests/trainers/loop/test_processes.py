@@ -19,8 +19,8 @@ from draftsmith.trainers.loop import checkpoint, processes
 from draftsmith.trainers.loop.setup import _group_of
 from draftsmith.trainers.loop.sums import hosts, total
 from faults import poison, ranks, stalls, toy
+from helpers.reliability_tally import tally
 from safetensors.torch import load_file
-from tally import tally
 from torch.testing._internal.distributed import fake_pg as _fake_pg  # noqa: F401  the backend `fake`
 
 WAYS = [*itertools.product((0, 1), stalls.PLACES, (stalls.STOP, stalls.KILL))]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from chains import labelled_beginning, stop_behind
 from draftsmith.errors import RequestError, Stopped, TrainingFailed
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import (
@@ -23,7 +22,8 @@ from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Loop, Plan
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.target import TargetObjective
-from method_objectives import NoTokenizer
+from helpers.models.learnable_text import labelled_beginning, stop_behind
+from helpers.models.method_objectives import NoTokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 

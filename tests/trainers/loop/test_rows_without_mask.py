@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY
-from counted import Largest
 from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.backbone.attention import use_grouped_attention
@@ -17,7 +16,8 @@ from draftsmith.drafters.layers import spans
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.packed.passes import Way, hidden_states, way_through
-from random_models import random_model
+from helpers.models.random_models import random_model
+from helpers.operation_counts import Largest
 from torch import Tensor
 
 S = 96

@@ -20,9 +20,9 @@ from draftsmith.trainers.loop.optimizer import LeftOut, MuonByFlag, Unread, leav
 from draftsmith.trainers.method_config import RolloutsConfig
 from draftsmith.trainers.packed import passes
 from faults import poison, toy
-from method_cases import CASES
-from method_objectives import OBJECTIVES
-from pretended_device import Place, watched
+from helpers.models.method_cases import CASES
+from helpers.models.method_objectives import OBJECTIVES
+from helpers.pretended_device import Place, watched
 from safetensors.torch import load_file
 
 

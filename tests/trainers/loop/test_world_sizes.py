@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from draftsmith.trainers.loop.order import RowOrder
 from faults import ranks, spread, toy
-from tally import tally
+from helpers.reliability_tally import tally
 
 Stages = list[tuple[int, int | None]]
 """Processes, and the step behind which they end."""

@@ -27,7 +27,7 @@ from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import TERMS, UNKNOWN, Mix
 from draftsmith.trainers.losses.pace import geometric
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig, MedusaConfig
-from method_objectives import MODULES, build
+from helpers.models.method_objectives import MODULES, build
 from ruamel.yaml import YAML
 from torch import Tensor, nn
 

@@ -15,7 +15,7 @@ from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.losses.mix import TERMS, Mix
 from draftsmith.trainers.losses.ramp import TV_SHARE, Ramp
 from draftsmith.trainers.losses.terms import check_terms
-from method_objectives import build
+from helpers.models.method_objectives import build
 
 SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=256)
 CUT = 3

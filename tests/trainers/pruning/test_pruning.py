@@ -22,10 +22,10 @@ from draftsmith.trainers.pruning.layers import AcceptanceOf, search_layers
 from draftsmith.trainers.pruning.sizes import pruned_config
 from draftsmith.trainers.pruning.width import cut_width
 from draftsmith.trainers.student.architecture import fresh_model
-from launching import launched
-from shallow import ON_SHALLOW
-from small_flags import TRAINING
-from small_run import assert_same_weights
+from helpers.models.shallow_target import ON_SHALLOW
+from helpers.runs.launcher import launched
+from helpers.runs.small_flags import TRAINING
+from helpers.runs.small_run import assert_same_weights
 from torch import nn
 
 LAYERS = 4

@@ -10,7 +10,7 @@ from draftsmith.benchmarks.model_families import FAMILIES, config_of
 from draftsmith.errors import EnvironmentFailure
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import derived_sizes, fresh_model
-from random_models import random_model
+from helpers.models.random_models import random_model
 from transformers import GPT2Config
 
 OPEN = ModelConfig(architecture="qwen3", layers=1, hidden=32)

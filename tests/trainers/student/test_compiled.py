@@ -32,7 +32,7 @@ from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.student import compiled
 from draftsmith.trainers.student.compiled import Compiled, check_compiler, compile_parts
 from faults import compiled_ranks, ranks, toy
-from method_objectives import build
+from helpers.models.method_objectives import build
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 

@@ -12,8 +12,8 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
+from helpers.models.shallow_target import SHALLOW
 from safetensors.torch import load_file
-from shallow import SHALLOW
 
 RECIPE = """\
 method: distill

@@ -30,8 +30,8 @@ from draftsmith.trainers.student.recomputed import decoder_layers, layers_within
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from faults import ranks, recomputed_ranks, toy
 from faults.recomputed_ranks import draft
-from method_objectives import build
-from random_models import random_model
+from helpers.models.method_objectives import build
+from helpers.models.random_models import random_model
 from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 

@@ -12,7 +12,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from chains import Chains, descend
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -42,8 +41,9 @@ from draftsmith.trainers.method_config import (
 )
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
+from helpers.models.learnable_text import Chains, descend
+from helpers.models.small_drafters import change_target_of
 from safetensors.torch import load_file
-from small_heads import change_target_of
 
 TOKENS = ObjectiveConfig(kl=0, ce=1)
 LORA = {"tune": TuneConfig(rank=4, dropout=0.0), "objective": TOKENS}

@@ -18,7 +18,7 @@ from draftsmith.trainers.packed import passes
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import states_of
 from faults import cut_ranks, ranks, stalls
-from random_models import random_model
+from helpers.models.random_models import random_model
 from transformers import PreTrainedModel
 
 # an older release, which is allowed, cuts products in another way, and is refused

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import engine_server
 import pytest
 import torch
 from accelerate import Accelerator
@@ -23,32 +22,33 @@ from draftsmith.trainers.teacher.features import states_of
 from draftsmith.trainers.teacher.handshake import KEPT_LAYERS, drop_layers, shake
 from faults import ranks
 from faults.engine_ranks import LAYERS, rows_of, store_in, two_ranks, two_ranks_answered
-from random_models import random_model
+from helpers.models.random_models import random_model
+from helpers.servers import fake_engine
 
 COUNT = 5
 """Layers of the target."""
 HANDSHAKE = {  # fault: the message's own words
-    engine_server.short: "are of .* tokens, and the document has",
-    engine_server.other_ids: "is of other tokens, from position",
-    engine_server.other_prompt: "token ids and has read .* others",
-    engine_server.early: "is shifted by a layer: its state 2 is the target's state 1",
-    engine_server.late: "computes another target: its state 2 is .* of a later layer",
-    engine_server.early_last: "is not the state behind the last layer",
-    engine_server.normed: "behind the last norm, which would be applied twice",
-    engine_server.not_finite: "hold NaN or infinity",
-    engine_server.no_file: "no whole file has appeared",
-    engine_server.refused: "refuses with status 400: .*maximum context length is 7",
-    engine_server.broken: "was tried 4 times: status 500: .*EngineDeadError",
-    engine_server.no_states: "hands out no hidden states; start it with\nvllm serve",
-    engine_server.elsewhere: "is not in features.shared .* neither read nor removed",
-    engine_server.fewer_layers: "hands out 2 hidden states of 32 numbers for a token; expected 3 of 32",
+    fake_engine.short: "are of .* tokens, and the document has",
+    fake_engine.other_ids: "is of other tokens, from position",
+    fake_engine.other_prompt: "token ids and has read .* others",
+    fake_engine.early: "is shifted by a layer: its state 2 is the target's state 1",
+    fake_engine.late: "computes another target: its state 2 is .* of a later layer",
+    fake_engine.early_last: "is not the state behind the last layer",
+    fake_engine.normed: "behind the last norm, which would be applied twice",
+    fake_engine.not_finite: "hold NaN or infinity",
+    fake_engine.no_file: "no whole file has appeared",
+    fake_engine.refused: "refuses with status 400: .*maximum context length is 7",
+    fake_engine.broken: "was tried 4 times: status 500: .*EngineDeadError",
+    fake_engine.no_states: "hands out no hidden states; start it with\nvllm serve",
+    fake_engine.elsewhere: "is not in features.shared .* neither read nor removed",
+    fake_engine.fewer_layers: "hands out 2 hidden states of 32 numbers for a token; expected 3 of 32",
 }
 LATER = {
     fault: HANDSHAKE[fault]
     for fault in list(HANDSHAKE)
-    if fault not in (engine_server.early, engine_server.late, engine_server.early_last, engine_server.normed)
+    if fault not in (fake_engine.early, fake_engine.late, fake_engine.early_last, fake_engine.normed)
 }
-LATER[engine_server.another] = "is another server than at the start: its system_fingerprint is 'vllm-0.33.0-xyz'"
+LATER[fake_engine.another] = "is another server than at the start: its system_fingerprint is 'vllm-0.33.0-xyz'"
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +79,18 @@ def cut(target: Path) -> Any:
     return load_target(str(target), layers=KEPT_LAYERS).model
 
 
-def request_to(server: engine_server.Engine, **how: Any) -> EngineRequest:
+def request_to(server: fake_engine.Engine, **how: Any) -> EngineRequest:
     given = {"timeout": 0.6, "first_wait": 0.01} | how
     return EngineRequest(server.url, server.name, server.shared, LAYERS, 32, **given)
 
 
 @pytest.fixture
-def serving(whole: Any, tmp_path: Path) -> Iterator[engine_server.Engine]:
-    with engine_server.running(whole.model, tmp_path / "shared", LAYERS) as server:
+def serving(whole: Any, tmp_path: Path) -> Iterator[fake_engine.Engine]:
+    with fake_engine.running(whole.model, tmp_path / "shared", LAYERS) as server:
         yield server
 
 
-def documents(server: engine_server.Engine) -> list[list[int]]:
+def documents(server: fake_engine.Engine) -> list[list[int]]:
     return teacher.chosen_documents(rows_of(server.model.config.vocab_size))
 
 
@@ -115,7 +115,7 @@ def test_its_ends_stay_once_the_engine_is_proved(whole: Any, cut: Any) -> None:
 # ---- handshake ---------------------------------------------------------------------------------
 
 
-def test_the_targets_own_engine_is_believed(serving: engine_server.Engine, cut: Any) -> None:
+def test_the_targets_own_engine_is_believed(serving: fake_engine.Engine, cut: Any) -> None:
     proof = shake(Engine(request_to(serving)), cut, documents(serving))
     assert proof.error < 1e-5
     assert proof.nats < 1e-4
@@ -127,14 +127,14 @@ def test_the_targets_own_engine_is_believed(serving: engine_server.Engine, cut: 
 def test_half_precision_is_no_fault(target: Path, tmp_path: Path, cut: Any) -> None:
     """An engine in bf16 is some thousandths away, another layer much more."""
     half = load_target(str(target), dtype="bf16")
-    with engine_server.running(half.model, tmp_path / "shared", LAYERS) as server:
+    with fake_engine.running(half.model, tmp_path / "shared", LAYERS) as server:
         proof = shake(Engine(request_to(server)), cut, documents(server))
     assert proof.dtype == "bfloat16"
     assert 1e-4 < proof.error < 0.02
 
 
 @pytest.mark.parametrize("fault", HANDSHAKE, ids=lambda fault: fault.__name__)
-def test_faults_at_the_start(fault: Any, serving: engine_server.Engine, cut: Any) -> None:
+def test_faults_at_the_start(fault: Any, serving: fake_engine.Engine, cut: Any) -> None:
     """Each by its own message, and no file is left but those that the server itself has kept."""
     serving.fault = fault
     with pytest.raises((RequestError, EnvironmentFailure)) as no:
@@ -142,11 +142,11 @@ def test_faults_at_the_start(fault: Any, serving: engine_server.Engine, cut: Any
     assert re.search(HANDSHAKE[fault], str(no.value), re.DOTALL), no.value
     others = [words for other, words in HANDSHAKE.items() if other is not fault and words != HANDSHAKE[fault]]
     assert not any(re.search(words, str(no.value), re.DOTALL) for words in others)
-    if fault not in (engine_server.no_states, engine_server.elsewhere):
+    if fault not in (fake_engine.no_states, fake_engine.elsewhere):
         assert list(serving.shared.glob("*.safetensors")) == []
 
 
-def test_other_weights(serving: engine_server.Engine, cut: Any) -> None:
+def test_other_weights(serving: fake_engine.Engine, cut: Any) -> None:
     """The same sizes, served by mistake."""
     with torch.no_grad():
         cut.model.layers[0].mlp.down_proj.weight.mul_(1.5)
@@ -154,7 +154,7 @@ def test_other_weights(serving: engine_server.Engine, cut: Any) -> None:
         shake(Engine(request_to(serving)), cut, documents(serving))
 
 
-def test_another_projection(serving: engine_server.Engine, cut: Any) -> None:
+def test_another_projection(serving: fake_engine.Engine, cut: Any) -> None:
     with torch.no_grad():
         cut.lm_head.weight.copy_(cut.lm_head.weight.flip(0))
     with pytest.raises(RequestError, match="or the projection is another"):
@@ -169,7 +169,7 @@ def test_another_projection(serving: engine_server.Engine, cut: Any) -> None:
     ],
 )
 def test_what_the_server_says_of_itself(how: dict[str, Any], reason: str, whole: Any, tmp_path: Path) -> None:
-    with engine_server.running(whole.model, tmp_path, LAYERS, **how) as server:
+    with fake_engine.running(whole.model, tmp_path, LAYERS, **how) as server:
         request = EngineRequest(server.url, "the-target", tmp_path, LAYERS, 32, first_wait=0.01)
         with pytest.raises(RequestError, match=reason):
             Engine(request).check_serves(30)
@@ -183,10 +183,10 @@ def test_nobody_is_there(tmp_path: Path) -> None:
         Engine(EngineRequest("ftp://x", "the-target", tmp_path, LAYERS, 32)).check_serves(30)
 
 
-def test_what_passes_is_tried_again(serving: engine_server.Engine) -> None:
-    def at_first(server: engine_server.Engine, answer: engine_server.Answer) -> None:
+def test_what_passes_is_tried_again(serving: fake_engine.Engine) -> None:
+    def at_first(server: fake_engine.Engine, answer: fake_engine.Answer) -> None:
         if len(server.asked) < 3:
-            engine_server.broken(server, answer)
+            fake_engine.broken(server, answer)
 
     serving.fault = at_first
     states = Engine(request_to(serving)).ask([1, 2, 3]).states_TNH
@@ -196,7 +196,7 @@ def test_what_passes_is_tried_again(serving: engine_server.Engine) -> None:
 
 def test_the_file_of_a_server_without_locks(whole: Any, tmp_path: Path) -> None:
     """`use_synchronization_lock: false`: the file is read once it is whole."""
-    with engine_server.running(whole.model, tmp_path / "shared", LAYERS) as server:
+    with fake_engine.running(whole.model, tmp_path / "shared", LAYERS) as server:
         server.delay, server.locks = 0.1, False
         states = Engine(request_to(server)).ask([1, 2, 3, 4]).states_TNH
     assert torch.equal(states, server.states([1, 2, 3, 4])[:, list(LAYERS)])
@@ -206,7 +206,7 @@ def test_the_file_of_a_server_without_locks(whole: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_and_the_states_of_both(temperature: float, serving: engine_server.Engine, whole: Any) -> None:
+def test_an_answer_and_the_states_of_both(temperature: float, serving: fake_engine.Engine, whole: Any) -> None:
     """The states of all but the answer's last token, which the engine never reads."""
     engine, prompt = Engine(request_to(serving)), [5, 6, 7, 8]
     found = engine.answer(prompt, 6, temperature=temperature, seed=3)
@@ -222,17 +222,17 @@ def test_an_answer_and_the_states_of_both(temperature: float, serving: engine_se
     assert list(serving.shared.iterdir()) == []
 
 
-def test_an_answer_of_one_token(serving: engine_server.Engine) -> None:
+def test_an_answer_of_one_token(serving: fake_engine.Engine) -> None:
     """The prompt's states are all there are."""
     found = Engine(request_to(serving)).answer([5, 6, 7], 1, temperature=0, seed=0)
     assert len(found.ids) == 1
     assert len(found.states_TNH) == 3
 
 
-def test_an_engine_that_hands_out_the_prompts_states_alone(serving: engine_server.Engine) -> None:
+def test_an_engine_that_hands_out_the_prompts_states_alone(serving: fake_engine.Engine) -> None:
     """Older ones do not know the switch."""
 
-    def old(_engine: engine_server.Engine, answer: engine_server.Answer) -> None:
+    def old(_engine: fake_engine.Engine, answer: fake_engine.Answer) -> None:
         answer.states_TNH, answer.ids = answer.states_TNH[:4], answer.ids[:4]
 
     serving.fault = old
@@ -243,7 +243,7 @@ def test_an_engine_that_hands_out_the_prompts_states_alone(serving: engine_serve
 
 
 @pytest.mark.parametrize("fault", LATER, ids=lambda fault: fault.__name__)
-def test_faults_of_an_answer(fault: Any, serving: engine_server.Engine, cut: Any, tmp_path: Path) -> None:
+def test_faults_of_an_answer(fault: Any, serving: fake_engine.Engine, cut: Any, tmp_path: Path) -> None:
     """The same ones, in the same words."""
     source = source_of(serving, cut, tmp_path / "store", timeout=0.3)
     serving.fault = fault
@@ -257,7 +257,7 @@ def test_faults_of_an_answer(fault: Any, serving: engine_server.Engine, cut: Any
 
 
 def source_of(
-    server: engine_server.Engine, cut: Any, folder: Path, dtype: Any = "fp32", accelerator: Any = None, **how: Any
+    server: fake_engine.Engine, cut: Any, folder: Path, dtype: Any = "fp32", accelerator: Any = None, **how: Any
 ) -> EngineFeatures:
     return EngineFeatures(
         (3, LAST),
@@ -271,7 +271,7 @@ def source_of(
     )
 
 
-def test_documents_are_asked_for_alone(serving: engine_server.Engine, whole: Any, cut: Any, tmp_path: Path) -> None:
+def test_documents_are_asked_for_alone(serving: fake_engine.Engine, whole: Any, cut: Any, tmp_path: Path) -> None:
     """Each once, side by side; the states are the packed row's, and padding has none."""
     rows = rows_of(whole.model.config.vocab_size)
     batch = rows.batch([0, 3, 5])
@@ -291,7 +291,7 @@ def test_documents_are_asked_for_alone(serving: engine_server.Engine, whole: Any
     assert list(serving.shared.iterdir()) == []
 
 
-def test_the_next_batch_is_asked_for_ahead(serving: engine_server.Engine, cut: Any, tmp_path: Path) -> None:
+def test_the_next_batch_is_asked_for_ahead(serving: fake_engine.Engine, cut: Any, tmp_path: Path) -> None:
     source = source_of(serving, cut, tmp_path / "store")
     batch = rows_of(cut.config.vocab_size).batch([1, 2])
     source.expect(batch)
@@ -305,9 +305,7 @@ def test_the_next_batch_is_asked_for_ahead(serving: engine_server.Engine, cut: A
 
 @pytest.mark.parametrize("fault", LATER, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("ahead", [False, True])
-def test_faults_in_the_middle(
-    fault: Any, ahead: bool, serving: engine_server.Engine, cut: Any, tmp_path: Path
-) -> None:
+def test_faults_in_the_middle(fault: Any, ahead: bool, serving: fake_engine.Engine, cut: Any, tmp_path: Path) -> None:
     source = source_of(serving, cut, tmp_path / "store", timeout=0.3)
     rows = rows_of(cut.config.vocab_size)
     source(rows.batch([0]))
@@ -322,7 +320,7 @@ def test_faults_in_the_middle(
 
 
 def test_a_server_that_dies(whole: Any, cut: Any, tmp_path: Path) -> None:
-    with engine_server.running(whole.model, tmp_path / "shared", LAYERS) as server:
+    with fake_engine.running(whole.model, tmp_path / "shared", LAYERS) as server:
         source = source_of(server, cut, tmp_path / "store")
         rows = rows_of(cut.config.vocab_size)
         source(rows.batch([0]))
@@ -342,10 +340,10 @@ def test_a_document_that_does_not_begin_at_zero(cut: Any) -> None:
 # ---- two processes -----------------------------------------------------------------------------
 
 
-def spoil_second(fault: engine_server.Fault, victims: set[tuple[int, ...]]) -> engine_server.Fault:
+def spoil_second(fault: fake_engine.Fault, victims: set[tuple[int, ...]]) -> fake_engine.Fault:
     """A fault in some documents alone."""
 
-    def spoil(engine: engine_server.Engine, answer: engine_server.Answer) -> None:
+    def spoil(engine: fake_engine.Engine, answer: fake_engine.Answer) -> None:
         if tuple(answer.ids) in victims:
             fault(engine, answer)
 
@@ -358,12 +356,12 @@ def said_by_two(target: Path, whole: Any, tmp_path: Path, start: Sequence[Any], 
     first = {tuple(ids) for ids in teacher.chosen_documents(rows)}
     victims = {tuple(part.ids) for part in documents_of(rows.batch([1]), 0)} - first
     assert victims
-    made: list[tuple[str, engine_server.Fault | None, str]] = [("good", None, "nothing")]
+    made: list[tuple[str, fake_engine.Fault | None, str]] = [("good", None, "nothing")]
     made += [(f"start-{fault.__name__}", fault, HANDSHAKE[fault]) for fault in start]
     made += [(f"later-{fault.__name__}", spoil_second(fault, victims), LATER[fault]) for fault in later]
     with ExitStack() as stack:
         servers = [
-            (name, stack.enter_context(engine_server.running(whole.model, tmp_path / name, LAYERS, fault=fault)))
+            (name, stack.enter_context(fake_engine.running(whole.model, tmp_path / name, LAYERS, fault=fault)))
             for name, fault, _ in made
         ]
         given = [(name, server.url, str(server.shared)) for name, server in servers]
@@ -376,7 +374,7 @@ def said_by_two(target: Path, whole: Any, tmp_path: Path, start: Sequence[Any], 
 
 def test_both_processes_say_the_same(target: Path, whole: Any, tmp_path: Path) -> None:
     """What only one of them has met, too: otherwise the other would wait for it."""
-    said_by_two(target, whole, tmp_path, [engine_server.early], [engine_server.other_ids])
+    said_by_two(target, whole, tmp_path, [fake_engine.early], [fake_engine.other_ids])
 
 
 @pytest.mark.slow
@@ -386,14 +384,14 @@ def test_both_processes_have_the_answers(target: Path, whole: Any, tmp_path: Pat
     vocabulary = whole.model.config.vocab_size
     prompts = [ids[:10] for ids in teacher_documents(vocabulary, 17)]
 
-    def one_of_them(engine: engine_server.Engine, answer: engine_server.Answer) -> None:
+    def one_of_them(engine: fake_engine.Engine, answer: fake_engine.Answer) -> None:
         if list(answer.ids[:10]) == prompts[-1] and len(answer.ids) > 17:
-            engine_server.not_finite(engine, answer)
+            fake_engine.not_finite(engine, answer)
 
     with ExitStack() as stack:
         given = []
         for name, fault in {"good": None, "bad": one_of_them}.items():
-            running = engine_server.running(whole.model, tmp_path / name, LAYERS, fault=fault)
+            running = fake_engine.running(whole.model, tmp_path / name, LAYERS, fault=fault)
             server = stack.enter_context(running)
             asked[name] = server.asked
             given.append((name, server.url, str(server.shared)))

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from chains import stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.benchmarks.common.random_models import WINDOWED
 from draftsmith.data.config import DataConfig
@@ -46,11 +45,12 @@ from draftsmith.trainers.packed.masks import document_mask
 from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.teacher import feature_cache
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
-from method_objectives import build
-from random_models import hidden_states as all_states
-from random_models import random_model
+from helpers.models.learnable_text import stop_behind
+from helpers.models.method_objectives import build
+from helpers.models.random_models import hidden_states as all_states
+from helpers.models.random_models import random_model
+from helpers.runs.small_run import RECIPE, assert_same_weights, losses, train
 from safetensors.torch import load_file
-from small_run import RECIPE, assert_same_weights, losses, train
 
 STEPS = 6
 

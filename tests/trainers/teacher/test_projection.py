@@ -31,9 +31,9 @@ from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import BpdConfig, Eagle3Config, MedusaConfig, TuneConfig
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
-from method_objectives import build
-from random_models import random_model as of_family
-from small_heads import make_on_target
+from helpers.models.method_objectives import build
+from helpers.models.random_models import random_model as of_family
+from helpers.models.small_drafters import make_on_target
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 

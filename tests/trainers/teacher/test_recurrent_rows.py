@@ -21,10 +21,10 @@ from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
 from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.teacher.features import states_of
 from draftsmith.trainers.teacher.mixture import write
+from helpers.models.method_objectives import build, nothing
+from helpers.models.random_models import own_text, random_model, ready
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from method_objectives import build, nothing
-from random_models import own_text, random_model, ready
 
 KINDS = ("lfm2", "qwen3_next", "falcon_h1", "kimi_linear")
 LENGTHS = [9, 3, 4, 2, 14, 7, 5]

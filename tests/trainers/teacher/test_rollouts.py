@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chains import stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.packed import PackedRows
@@ -41,7 +40,8 @@ from draftsmith.trainers.teacher.rollouts import (
     is_replaced,
     view_to_decode,
 )
-from method_objectives import build
+from helpers.models.learnable_text import stop_behind
+from helpers.models.method_objectives import build
 
 S, STEPS = 24, 7
 SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=256)

@@ -1,6 +1,6 @@
 """Every way to draft beside a small target, on the target's device, and which of them Python takes part in.
 
-Read next: `small_heads.py`, which makes those that ride on a target.
+Read next: `tests/helpers/models/small_drafters.py`, which makes those that ride on a target.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
 from draftsmith.eval.audit.toy_models.documents import MemoryStore
-from small_heads import make_on_target
+from helpers.models.small_drafters import make_on_target
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4]]
 Make = Callable[[Backbone], Any]

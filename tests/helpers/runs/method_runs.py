@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import launching
 import pytest
-from small_run import drafter
+from helpers.runs import launcher
+from helpers.runs.small_run import drafter
 
-LAUNCHING = str(launching.__file__)
+LAUNCHER = str(launcher.__file__)
 COMMON = """\
 data: {limit_rows: 30, sequence_length: 64}
 optimizer: {lr: 1e-3, warmup_steps: 2}

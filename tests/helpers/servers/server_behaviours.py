@@ -25,8 +25,8 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
-from scripted_server import Answer, Server
-from served_target import Engine
+from helpers.servers.scripted_server import Answer, Server
+from helpers.servers.served_target import Engine
 
 WORDS = "the quick brown fox asks, and a lazy dog answers: yes, no, perhaps. caf\u00e9 \u4e16\u754c & <b> \U0001f642\n"
 

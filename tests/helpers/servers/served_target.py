@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from answering import answering
 from draftsmith.data.rows.templates import render_chat
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.hub import load_tokenizer
@@ -32,6 +31,7 @@ from draftsmith.decoding.tree.tree import chain
 from draftsmith.eval.report.pieces import Pieces
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
+from helpers.servers.server_thread import answering
 
 ALL = frozenset({"completions", "prompt ids", "off", "ids", "names", "logprobs", "metrics"})
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import torch
+from helpers.models.shallow_target import SHALLOW
 from safetensors.torch import load_file
-from shallow import SHALLOW
 
 STEPS = 24
 RECIPE = f"""\

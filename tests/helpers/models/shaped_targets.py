@@ -11,7 +11,7 @@ from conftest import VOCABULARY
 from draftsmith.benchmarks.common.random_models import GROUPED
 from draftsmith.decoding.backbone.attention import use_grouped_attention
 from draftsmith.trainers.config import ObjectiveConfig
-from random_models import random_model
+from helpers.models.random_models import random_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 

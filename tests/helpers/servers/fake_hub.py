@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from answering import answering
+from helpers.servers.server_thread import answering
 
 Files = dict[str, bytes]
 TOKEN = "hf_ThisIsTheSecretOfATest"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftsmith.decoding import processor
 from draftsmith.decoding.backbone import stacked
-from draftsmith.decoding.backbone.stacked import Joined, Together
+from draftsmith.decoding.backbone.stacked import FusedLinear, SharedInputLinears
 from torch import Tensor, nn
 
 
@@ -20,7 +20,7 @@ class Owner(nn.Module):
     def __init__(self, *, bias: bool = True) -> None:
         super().__init__()
         self.one, self.two = nn.Linear(16, 12, bias=bias), nn.Linear(16, 20, bias=bias)
-        self.both = Together(self, "one", "two")
+        self.both = SharedInputLinears(self, "one", "two")
         self.requires_grad_(False)
 
     def apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def test_products_in_another_layout_are_the_same(
 ) -> None:
     monkeypatch.setattr(stacked, "kind", lambda: processor)
     layers = [wide(outputs, bias=bias), wide(333, bias=bias)]
-    joined = Joined.of(layers)
+    joined = FusedLinear.of(layers)
     packs = processor != "amx" or outputs == 2600
     assert (joined.packed is not None) == (packs and torch.backends.mkldnn.is_available())
     x = torch.randn(2, rows + 3, 208, generator=torch.Generator().manual_seed(rows))
@@ -144,7 +144,7 @@ def test_products_in_another_layout_are_the_same(
         for given_x in (x[:1, :rows], x[:, -rows:], x.transpose(0, 1)[:rows]):
             expected = torch.cat([layer(given_x) for layer in layers], -1)
             torch.testing.assert_close(joined(given_x), expected)
-    assert Joined.of([nn.Linear(16, 12)]).packed is None
+    assert FusedLinear.of([nn.Linear(16, 12)]).packed is None
 
 
 @pytest.mark.parametrize("processor", ["amx", "avx512", "narrower"])
@@ -152,7 +152,7 @@ def test_products_in_another_layout_are_the_same(
 def test_a_layer_that_reads_more_than_it_writes(rows: int, processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked, "kind", lambda: processor)
     layer = wide(208, bias=True, inputs=640)
-    joined = Joined.of([layer])
+    joined = FusedLinear.of([layer])
     narrower = processor == "narrower"
     assert joined.weight.is_contiguous() == narrower  # for one token
     assert (joined.rowwise is not None) == narrower
@@ -165,7 +165,7 @@ def test_a_layer_that_reads_more_than_it_writes(rows: int, processor: str, monke
 def test_few_rows_are_turned_without_avx512(outputs: int, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what is small, and for an output projection."""
     monkeypatch.setattr(stacked, "kind", lambda: "narrower")
-    assert (Joined.of([wide(outputs, bias=False)]).rowwise is not None) == turned
+    assert (FusedLinear.of([wide(outputs, bias=False)]).rowwise is not None) == turned
 
 
 @pytest.mark.parametrize(

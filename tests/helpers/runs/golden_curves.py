@@ -1,6 +1,8 @@
 """Losses of short runs that are kept as data, and how they are made anew.
 
-    python tests/golden.py                 # writes the file anew: a change of any curve is a change of what is learnt
+    PYTHONPATH=tests python -m helpers.runs.golden_curves
+
+writes the file anew: a change of any curve is a change of what is learnt.
 
 Read next: `trainers/loop/test_golden_curves.py`.
 """

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from imports import file_of, module_of
+from helpers.import_graph import file_of, module_of
 
 Class = tuple[Path, str]
 Types = frozenset[Class]

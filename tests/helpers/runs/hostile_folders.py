@@ -28,8 +28,8 @@ from draftsmith.drafters.model.ensemble import save_ensemble
 from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.trainers.method_config import LoraConfig
 from draftsmith.trainers.student.lora import add_adapter, save_adapted
+from helpers.models.small_drafters import make_on_target
 from safetensors.torch import load_file, save_file
-from small_heads import make_on_target
 
 Plant = Callable[[Path, Path], None]
 """(folder to damage, file that only executed code would make)"""

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from answering import answering
 from draftsmith.decoding.backbone.hidden_states import last_norm
 from draftsmith.trainers.loop.objective import Batch
-from random_models import hidden_states
+from helpers.models.random_models import hidden_states
+from helpers.servers.server_thread import answering
 from safetensors.torch import save_file
 from torch import Tensor
 
