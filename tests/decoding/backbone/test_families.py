@@ -198,7 +198,8 @@ def test_greedy_text_is_that_of_transformers(family: str, static: bool) -> None:
 def test_half_precision_differs_by_rounding_alone(family: str, dtype: torch.dtype) -> None:
     """Within 4 roundings (eps) of the largest logit; 2.8 were seen."""
     model = copy.deepcopy(pair(family)[1]).to(dtype)
-    model.set_attn_implementation("sdpa")
+    if model._supports_sdpa:  # as it is loaded: of a cap transformers 5.17 lets it
+        model.set_attn_implementation("sdpa")
     target, model = beside(model)
     for static in (False, True):
         _, tokens_BN, logits_BNV = verified(target, static=static)
