@@ -1,4 +1,4 @@
-"""Where this process computes, asked by loading, training and the pre-flight alike; and what parts take there.
+"""Where this process computes, for loading, training and the pre-flight alike; and how long parts of its work take.
 
 Read next: `backbone/loading.py`.
 """
@@ -23,7 +23,7 @@ def runs_on_cpu() -> bool:
 
 
 class Spent:
-    """Time that a device spends on parts of its work: on CUDA by its own events, which nobody waits for meanwhile."""
+    """Time that a device spends on parts of its work; on CUDA by events of its own, so the host does not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"

@@ -2,13 +2,14 @@
 
 A recorded step reads and writes fixed addresses: the engine's state is updated in place, and the
 random numbers of a step are copied into a fixed block before every replay, so that no number is
-used twice. A step that waits for the device can be no graph: the second one is run under torch's own watch
-for that, and where one waits all stay as they are, launched one by one, and it is said once.
+used twice. A step that waits for the device cannot be a graph. So the second step runs under torch's own watch
+for waits; if one waits, all steps are launched one by one, and a message says so once.
 
-Recorded anew for every request, and freed with it. A recording holds the addresses of weights and of all that target
-and drafter keep of their rows, and what Python decided while it was made: were it kept, weights that were laid out
-anew, a draft length or an adapter that was set in between would be replayed as they were, without a word. What it
-costs is told apart (`Generation.recording_seconds`); short answers, for whose steps it would not pay, do without.
+Steps are recorded for every request, and the recordings are freed with it. A recording holds the addresses of weights
+and of all that target and drafter keep of their rows, and what Python decided while it was made. If it were kept,
+weights that were laid out again, or a draft length or an adapter that was set in between, would silently be replayed
+as they were. The cost is reported apart (`Generation.recording_seconds`); short answers, for which it would not pay,
+are not recorded.
 
 Read next: `engine.py`.
 
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class RecordedUniforms(Uniforms):
-    """Random numbers of one step at a fixed address; before `hold`, those of `source` themselves."""
+    """Random numbers of one step at a fixed address; before `hold`, the numbers of `source` themselves."""
 
     def __init__(self, source: Uniforms) -> None:
         self._source = source
@@ -111,7 +112,7 @@ def recordings_for(
 
 
 def _takes_part(target: Backbone, drafter: Proposer | None, rule: Rule | str | None) -> str | None:
-    """How the host takes part in steps of these, as the middle of a sentence; None if it does not, or nobody knows."""
+    """How the host takes part in steps of target and drafter, as the middle of a sentence; None if it does not."""
     if drafter is not None and not drafter.replayable:
         return f"{type(drafter).__name__} decides on the host what it drafts"
     if callable(rule):
@@ -173,7 +174,7 @@ class Recordings:
 
 @contextmanager
 def _waits() -> Iterator[list[str]]:
-    """Where the host waits for the device inside, by torch's own word for it."""
+    """The places inside at which the host waits for the device, by torch's own warnings."""
     places: list[str] = []
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as said:
@@ -201,7 +202,7 @@ class Replayed:
         self._result: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the step; from the recording on its result stays at the same address."""
+        """Run the step; once recorded, its result stays at the same address."""
         self._calls += 1
         if self._calls == 2:
             self._uniforms.hold()

@@ -1,4 +1,4 @@
-"""What a folder is in which no model is found: said by its files, where transformers would speak of its own classes.
+"""What a folder without a model is: its files tell, where transformers would speak of its own classes.
 
 Read next: `backbone/hub.py`, which asks when something cannot be loaded; `drafters/folder.py`, which asks of drafters.
 """
@@ -25,7 +25,7 @@ _MEDUSA = "medusa_num_heads"
 
 
 def what_it_is(place: Path, *, of_config: bool) -> str:
-    """What stands in the way of loading a model from `place`, in a few words; empty where its files do not tell.
+    """Why no model can be loaded from `place`, in a few words; empty if its files do not tell.
 
     Args:
         of_config: whether it is read for its config, which it may not have, and not for its tokenizer alone.
@@ -71,7 +71,7 @@ def check_no_form_for_engines(folder: Path) -> None:
 
 
 def for_engines(folder: Path) -> str | None:
-    """Which drafter a folder holds as engines and other trainers load it; None where it does not look like one."""
+    """Which drafter a folder holds in the form that engines and other trainers load; None if it seems to hold none."""
     raw = _config_of(folder)
     if raw is None:
         return None
@@ -89,7 +89,7 @@ def for_engines(folder: Path) -> str | None:
 
 
 def _by_tensors(folder: Path) -> str | None:
-    """Of drafters under the name of an ordinary class: vLLM's EAGLE, and MTP modules."""
+    """Drafters under the name of an ordinary class: vLLM's EAGLE, and MTP modules."""
     from ..storage import tensor_heads
 
     file = folder / "model.safetensors"
@@ -113,6 +113,6 @@ def _config_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _of_a_run(folder: Path) -> str:
-    """That a folder is a training run's, and which of its folders is meant: its own target, where it has tuned one."""
+    """That a folder is a training run's, and which of its folders is meant: its own target, if it has tuned one."""
     made = [folder / name for name in ("target", "drafter") if (folder / name / "config.json").is_file()]
     return f"it is the folder of a run; name {made[0]}" if made else "it is the folder of an unfinished run"

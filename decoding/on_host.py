@@ -1,9 +1,9 @@
 """Tensors on a device whose numbers the host knows too, because it made them.
 
-How many places of a mask are true, or how long a document is, decides shapes. Asked of the device, the host waits for
-all that was launched before; of rows that were packed here it need not ask. So what is sent to a device keeps its
-twin on the host, and whatever shapes hang on is counted there. Of tensors that were made on the device there is no
-twin, and the host waits for a copy. Read next: `trainers/loop/feed.py`, which sends rows.
+Shapes depend on how many places of a mask are true, or how long a document is. If the host asks the device, it waits
+for all that was launched before. For rows that were packed here it need not ask: a tensor that is sent to a device
+keeps its twin on the host, and what decides shapes is counted there. A tensor that was made on the device has no twin,
+so the host waits for a copy. Read next: `trainers/loop/feed.py`, which sends rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def all_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def rows_of(tensor: Tensor, rows: slice) -> Tensor:
-    """Some rows of a tensor, whose numbers the host knows where it knows those of all."""
+    """Some rows of a tensor; the host knows their numbers if it knows those of all rows."""
     part, twin = tensor[rows], getattr(tensor, _TWIN, None)
     if twin is not None:
         setattr(part, _TWIN, twin[rows])

@@ -1,6 +1,6 @@
-"""What this machine's processor can do, as far as it decides which kernel is the fastest.
+"""What this machine's processor can do: it decides which kernel is the fastest.
 
-Nothing here reads a clock, so that equal runs on one machine choose alike.
+Nothing here reads a clock, so equal runs on one machine choose the same kernels.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 
 Kind = Literal["amx", "avx512", "narrower"]
-"""As products of fp32 with few rows differ: Intel's processors that have tiles, which such products do not use; others
-with registers of 512 bits; those with narrower ones."""
+"""Classes of CPUs by which small fp32 products differ: Intel's with AMX (whose tiles such products do not use), others
+with AVX-512, and those with narrower registers."""
 
 
 def kind() -> Kind:
@@ -24,7 +24,7 @@ def kind() -> Kind:
 
 
 def multiplies_bf16() -> bool:
-    """Whether there are instructions for products of bf16; elsewhere torch makes them too, far slower than of fp32."""
+    """Whether there are instructions for bf16 products; without them torch computes these far slower than in fp32."""
     found = _capabilities()
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 

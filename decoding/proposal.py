@@ -170,9 +170,9 @@ class FeatureProposer(Proposer, Protocol):
 class Remembering(Protocol):
     """A drafter that drafts from what earlier calls have written: its own, or those that its texts are from.
 
-    Those texts were drawn with random numbers, and a call that took the same ones again would judge drafts by coins
-    that the drafts depend on: its answers would not have the target's distribution. Of given texts nobody knows
-    how they were made, so a hash of them (`random.salt_of`) makes the numbers others than any that they hang on.
+    Those texts were drawn with random numbers. A call that took the same numbers again would judge drafts by coins
+    that the drafts depend on, so its answers would not have the target's distribution. Nobody knows how given texts
+    were made, so a hash of them (`random.salt_of`) salts the seed.
     """
 
     def salt(self) -> int:

@@ -1,7 +1,7 @@
-"""Random numbers per row, so that a row draws the same whoever shares its batch.
+"""Random numbers per row, so that a row draws the same numbers in any batch.
 
 Every row has its own generator, seeded from (seed, request). Numbers are made in blocks and
-copied to the device before they are needed, so that taking some neither waits nor copies.
+copied to the device before they are needed, so taking some neither waits nor copies.
 Read next: `engine.py`, which draws with them; `graphs.py`, which holds a step's numbers in place.
 
 Shapes: B rows, R numbers of a block.
@@ -31,7 +31,7 @@ FOR_TRAINING = 1
 
 
 def salt_of(*parts: bytes) -> int:
-    """A salt that differs where one of the parts does; never 0."""
+    """A salt that differs if one of the parts differs; never 0."""
     digest = blake2b(digest_size=8)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)

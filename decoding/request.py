@@ -1,6 +1,7 @@
-"""What a caller asks the decoder for, as plain numbers, or one message that says what is wrong with it.
+"""A request to the decoder as plain numbers, or one message that says what is wrong with it.
 
-No torch here: drafters hold their own numbers to `whole` as well. Read next: `engine.py`, which decodes it.
+It needs no torch, because drafters check their own numbers by `whole` as well. Read next: `engine.py`, which decodes
+it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The sampling transform of target, draft and baseline alike: temperature, top-k, top-p, min-p.
 
-In this order, in fp32, each filter on what the one before has kept. Ties are kept by value: a token
+The filters run in this order, in fp32, each on what the one before has kept. Ties are kept by value: a token
 as likely as the last one kept is kept too, so the result does not depend on how a sort orders equal
-logits. Plain torch on every device: at most one sort, of k numbers behind a top-k, and no value is read
-by the host. Read next: `rules/acceptance.py`.
+logits. It is plain torch on every device: at most one sort, after a top-k of k numbers only, and the host reads no
+value. Read next: `rules/acceptance.py`.
 
 Shapes: `...` any leading dimensions, V vocabulary; Y blocks of T weights.
 """
@@ -26,7 +26,7 @@ _BLOCK = 128
 
 
 class Filters(Protocol):
-    """What a recipe section says of the distribution beside its temperature."""
+    """What a recipe section sets beside the temperature."""
 
     @property
     def top_k(self) -> int: ...
@@ -130,9 +130,9 @@ def _top_p_threshold(probs: Tensor, top_p: float) -> Tensor:
 
 
 def _scans_slowly(weights: Tensor) -> bool:
-    """Whether a running sum of each row takes long: of several rows, CUDA scans each with one block of threads.
+    """Whether a running sum of each row takes long: CUDA scans each of several rows with one block of threads.
 
-    By arithmetic 0.2 ms for 150,000 weights, as long as all the rest of sampling; two steps take a fifth of it.
+    It takes 0.2 ms for 150,000 weights, by arithmetic: as long as the rest of sampling. Two steps take a fifth of it.
     A single row is scanned by the whole device.
     """
     several = weights.shape[-1] < weights.numel()
@@ -159,10 +159,9 @@ class _Blocks(NamedTuple):
         return self.ends_Y[..., -1:]
 
     def last_begun(self, point: Tensor | float) -> Tensor:
-        """Index [..., 1] of the last weight above 0 that no more than `point` stands in front of; 0 without any.
+        """Index [..., 1] of the last weight above 0 with a sum of at most `point` before it; 0 if there is none.
 
-        Nothing stands in front of the first one. So whatever sums are rounded to, a point of at least 0 finds
-        a weight above 0.
+        The sum before the first one is 0. So however sums are rounded, a point of at least 0 finds a weight above 0.
         """
         block, in_front = _last_begun(self.sums_Y, self.ends_Y, point)
         chosen_T = self.weights_YT.take_along_dim(block[..., None], -2).squeeze(-2)
@@ -171,7 +170,7 @@ class _Blocks(NamedTuple):
 
 
 def _last_begun(weights: Tensor, ends: Tensor, point: Tensor | float) -> tuple[Tensor, Tensor]:
-    """That index among these weights, and the sum in front of it; `ends` is their running sum."""
+    """That index among these weights, and the sum before it; `ends` is their running sum."""
     in_front = ends - weights
     begun = (in_front <= point) & (weights > 0)
     # an index times whether it has begun: the largest is the last one

@@ -34,7 +34,7 @@ class StepLog:
         self._kept: list[Tensor] = []
 
     def add(self, outcome: Outcome, kept_B: Tensor) -> None:
-        """Record a step; `kept_B` counts the tokens that EOS and the limit left of it, 0 for a row that had ended."""
+        """Record a step; `kept_B` counts its tokens up to EOS and the limit, 0 for a row that had ended."""
         recorded = (
             (self._accepted, outcome.accepted_B),
             (self._tested, outcome.tested_BD),
@@ -45,7 +45,7 @@ class StepLog:
             steps.append(of_this_one.clone() if self.replayed else of_this_one)
 
     def cut(self, steps: int) -> StepLog:
-        """Keep only the first `steps`: a host that sees late that all rows have ended runs one more."""
+        """Keep only the first `steps`: a host that sees one step late that all rows have ended runs one more."""
         for parts in (self._accepted, self._tested, self._alpha, self._kept):
             del parts[steps:]
         return self
@@ -86,7 +86,7 @@ class StepLog:
 
     @property
     def truncated_TB(self) -> NDArray[np.bool_]:
-        """Steps of which EOS or the limit cut something off."""
+        """Steps that EOS or the limit cut short."""
         return self.running_TB & (self.kept_TB < self.accepted_TB + 1)
 
     @property
@@ -123,7 +123,7 @@ class StepLog:
         return self._deep(self._alpha, np.float32)
 
     def _deep(self, parts: list[Tensor], dtype: type) -> NDArray:
-        """Steps that drafted less than others are filled up to the common depth."""
+        """Fill up steps that drafted less than others to the common depth."""
         missing = [self.depth - x_BD.shape[1] for x_BD in parts]
         full = [torch.nn.functional.pad(x_BD, (0, more)) if more else x_BD for x_BD, more in zip(parts, missing)]
         return self._stacked(full, (self.rows, self.depth), dtype)

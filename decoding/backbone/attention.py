@@ -76,7 +76,7 @@ def use_grouped_attention(model: PreTrainedModel) -> None:
 
 
 def use_own_attention(model: PreTrainedModel) -> None:
-    """Let a model that SDPA cannot compute read boolean masks, as training has them too; others stay as they are."""
+    """Let a model that SDPA cannot compute read boolean masks, which training uses too; others stay as they are."""
     only_own = model._supports_attention_backend and not model._supports_sdpa
     # an implementation that was chosen explicitly (eager despite SDPA, flash) is kept
     if model.config._attn_implementation == "eager" and only_own:

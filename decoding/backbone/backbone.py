@@ -89,7 +89,7 @@ class Backbone:
         return self._windows is None or self.device.type != "cpu"
 
     def _layer_runner(self, mask: Masks | None) -> LayerRunner | None:
-        """How layers are run with fewer operations; None where the model's own forward runs."""
+        """The runner of layers with fewer operations; None where the model's own forward runs."""
         if not (self.lean and self._is_lean):
             return None
         if self.device.type == "cpu":
@@ -101,7 +101,7 @@ class Backbone:
 
     @property
     def _joined(self) -> JoinedDecoder | None:
-        """The model's joined projections, moved together anew where one was put elsewhere; None where it has none."""
+        """The model's joined projections, joined again if one was moved; None if it has none."""
         if not self._can_join:
             return None
         if self._side_by_side is None or not self._side_by_side.is_current:
@@ -118,7 +118,7 @@ class Backbone:
 
     @property
     def _stack(self) -> Stack | None:
-        """The model's stacked projections, made anew where a weight has changed; None where it has none."""
+        """The model's stacked projections, made again if a weight has changed; None if it has none."""
         if not self._can_stack:
             return None
         if self._stacked is None or not self._stacked.is_current:
@@ -128,7 +128,7 @@ class Backbone:
     def project(self, hidden: Tensor) -> Tensor:
         """The product [..., V] of last hidden states and the output projection, bias included; no factor, no cap.
 
-        By the weight as the last forward read it: laid out for few tokens, if stacked.
+        It uses the weight that the last forward read: laid out for few tokens, if stacked.
         """
         if self._stacked is not None and self._stacked.head_is_current:
             return self._stacked.head(hidden)
@@ -144,7 +144,7 @@ class Backbone:
         return team_of(self.model)
 
     def check_alike(self, written: Sequence[Sequence[int]]) -> None:
-        """Hold the tokens of this process to those of the others that hold the target with it; errors as there."""
+        """Compare the tokens of this process with those of its team; errors as for `cut.check_alike`."""
         if self._team is not None:
             check_alike(written, self._team)
 
@@ -159,7 +159,7 @@ class Backbone:
 
     @property
     def context_reason(self) -> str:
-        """What limits `context`, as the end of a sentence; empty if it is the model's length."""
+        """The reason for `context`, as the end of a sentence; empty if it is the model's length."""
         return min(self._limits)[1]
 
     @cached_property
@@ -192,7 +192,7 @@ class Backbone:
     ) -> Tensor:
         """Write every prompt into its row of the KV cache; logits after the last token, [B, V].
 
-        Rows go one by one: what a row computes cannot depend on the lengths of the others. With
+        Rows go one by one, so what a row computes cannot depend on the lengths of the others. With
         `layers`, each row's hidden states [S, F] are appended to `features`.
 
         Raises:
@@ -278,7 +278,7 @@ class Backbone:
 
 
 def _windowed(windows: Windows, mask: Tensor | None, nodes: Nodes, lengths_B: Tensor, slots: int) -> Masks:
-    """A tree's mask as layers with windows see it: nodes stand at their depth behind the text, not at their slot."""
+    """A tree's mask for layers with windows: a node's position is its depth after the text, not its slot."""
     N = nodes.depths_BN.shape[1]
     if mask is None:
         mask = torch.ones(1, 1, N, slots, dtype=torch.bool, device=lengths_B.device)
@@ -338,6 +338,6 @@ def check_rollback(model: nn.Module) -> None:
 
 
 def _sees_ahead(module: nn.Module) -> bool:
-    """Whether that is an attention layer of an encoder, such as BERT's without `is_decoder`."""
+    """Whether a module is an attention layer of an encoder, such as BERT's without `is_decoder`."""
     # vision towers see ahead as well, but have no place in the cache
     return not getattr(module, "is_causal", True) and hasattr(module, "layer_idx")

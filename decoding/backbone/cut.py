@@ -1,12 +1,12 @@
-"""A frozen model that no process holds whole: the weights of its layers lie over several.
+"""A frozen model that no process holds whole: the weights of its layers lie over several processes.
 
-In one of two ways. By layers, torch's `fully_shard` gathers one layer at a time while rows go through it, each
-process's own rows, so a forward pass is one that all processes make together. By products (tensor parallelism), the
-processes of a team compute their parts of every product of a layer, of the same rows, and add them up: by the plan
-that `transformers` has for the model. In both embedding, last norm and output projection stay whole: losses and
-drafters read them. The layers are cut while they are shapes alone, and `transformers` then reads this process's
-share of each weight from the files. Read next: `loading.py`, which asks here;
-`trainers/teacher/features.py`, where the passes are kept equal in number.
+There are two ways. By layers, torch's `fully_shard` gathers one layer at a time while rows go through it. Each process
+has rows of its own, so all processes make every forward pass together. By products (tensor parallelism), the processes
+of a team compute their parts of every product of a layer, for the same rows, and add them up, by the plan that
+`transformers` has for the model. In both ways embedding, last norm and output projection stay whole, because losses
+and drafters read them. The layers are cut while they are shapes alone, and `transformers` then reads this process's
+share of each weight from the files. Read next: `loading.py`, which asks here; `trainers/teacher/features.py`, where
+the passes are kept equal in number.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the weights of a target lie over processes, whose group is joined already."""
+    """How the weights of a target lie over processes; their group exists already."""
 
     team: int = 1
     """Processes that compute each product together (`target.tensor_parallel`); 1: layers are cut over all."""
     offload: bool = False
-    """Of layers that are cut over all: the share is kept in the host's memory (`target.offload`)."""
+    """Keep the share in the host's memory, if layers are cut over all processes (`target.offload`)."""
     bound: timedelta | None = None
     """How long one process of a team waits for another (`loop.stall_seconds`); None: as long as torch does by default.
     Layers that are cut over all are waited for as long as their group, that of all processes, says."""
@@ -85,7 +85,7 @@ def teams(processes: int, team: int) -> int:
 
 
 def cut_class(whole: type[nn.Module], cut: Cut, mesh: DeviceMesh) -> type[Any]:
-    """`whole` whose models are cut as soon as they are made, in front of any weight."""
+    """The class `whole`, whose models are cut as soon as they are made, before any weight is read."""
 
     def init(self: Any, *given: Any, **named: Any) -> None:
         whole.__init__(self, *given, **named)
@@ -109,11 +109,11 @@ def _cut_layers(model: Any, mesh: DeviceMesh, *, offload: bool) -> None:
 
 
 def check_layers(model: Any) -> None:
-    """Raise RequestError for a model of whose layers `transformers` would read a wrong share.
+    """Raise RequestError for a model whose layers' shares `transformers` would read wrongly.
 
-    Where a weight of a checkpoint is joined to others or split along its rows, it takes the share of each piece by
-    itself, which is no share of the whole: read without a word, and wrong. Experts, merged along a dimension of their
-    own, are read right.
+    If it joins weights of a checkpoint, or splits one, along rows, it takes the share of each piece by itself, which
+    is no share of the whole: it reads wrong numbers silently. Experts, merged along a dimension of their own, are read
+    right.
 
     Args:
         model: in shapes alone is enough.
@@ -128,7 +128,7 @@ def check_layers(model: Any) -> None:
 
 
 def _conversions(model: Any) -> list[Any]:
-    """Those of the model's conversions of a checkpoint's weights that mix their rows, or are not known not to."""
+    """The conversions of a checkpoint's weights that mix their rows, or may do so."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     return [
@@ -204,7 +204,7 @@ def is_cut(model: nn.Module) -> bool:
 
 
 def team_of(model: nn.Module) -> torch.distributed.ProcessGroup | None:
-    """The processes that compute each product of its layers together; None where each makes passes of its own rows."""
+    """The processes that compute each product of its layers together; None if each makes passes of its own rows."""
     from torch.distributed.fsdp import FSDPModule
 
     parameters: Any = model.parameters()
@@ -216,15 +216,15 @@ def team_of(model: nn.Module) -> torch.distributed.ProcessGroup | None:
 
 
 def gathers_layers(model: nn.Module) -> bool:
-    """Whether a pass is one that all processes make together, each of rows of its own."""
+    """Whether all processes make each pass together, each with rows of its own."""
     return is_cut(model) and team_of(model) is None
 
 
 def passes_of_others(model: nn.Module, own: int) -> int:
     """How many more passes another process will make than this one's `own`; 0 where each makes them by itself.
 
-    Processes whose layers are cut over all make their passes together, and whoever makes fewer lets the rest wait. All
-    ask in front of the first of them.
+    Processes whose layers are cut over all make their passes together, and a process that makes fewer would let the
+    rest wait. All processes ask this before the first pass.
     """
     if not gathers_layers(model):
         return 0
@@ -238,7 +238,7 @@ def passes_of_others(model: nn.Module, own: int) -> int:
 def check_alike(written: Sequence[Sequence[int]], team: torch.distributed.ProcessGroup) -> None:
     """Raise EnvironmentFailure where the processes of a team have not decoded the same tokens.
 
-    They draw alike and add up alike, so they do; a machine whose sums differ by process would part them.
+    They draw and add up the same numbers, so the tokens agree, unless a machine's sums differ by process.
     """
     from torch.distributed import all_gather_object, get_world_size
 
@@ -252,14 +252,14 @@ def check_alike(written: Sequence[Sequence[int]], team: torch.distributed.Proces
 
 
 def whole(weight: Tensor) -> Tensor:
-    """A weight as it is in an uncut model; all processes have to ask for the same one together."""
+    """A weight as in an uncut model; all processes have to ask for the same weight together."""
     cut: Any = weight
     gathered: Tensor = cut.full_tensor() if _is_cut(weight) else weight
     return gathered
 
 
 def held_part(weight: Tensor) -> Tensor:
-    """What of a weight lies in this process: all of it, where it is not cut."""
+    """The part of a weight that lies in this process: all of it, if it is not cut."""
     cut: Any = weight
     part: Tensor = cut.to_local() if _is_cut(weight) else weight
     return part
@@ -271,7 +271,7 @@ def held_numbers(model: nn.Module) -> int:
 
 
 def move_whole_parts(model: nn.Module, device: str) -> None:
-    """Put what is not cut on a device: of an offloaded target, whose shares stay with the host."""
+    """Put the uncut parts of an offloaded target on a device; its shares stay in the host's memory."""
     for weight in model.parameters():
         if not _is_cut(weight):
             weight.data = weight.data.to(device)

@@ -1,4 +1,4 @@
-"""The experts of a model: where a layer's feed-forward part is many, of which each token reads a few.
+"""The experts of a model: the many feed-forward parts of a layer, of which each token reads a few.
 
 Read next: `eval/measure/backbone/experts.py`, how many a verify call reads; `launch/check/activations.py`, what a pass
 holds.
@@ -28,7 +28,7 @@ def expert_count(part: nn.Module) -> int:
 
 
 def chosen_of(config: Any, part: nn.Module) -> int:
-    """How many of them a token reads; all where the config does not say."""
+    """How many of them a token reads; all if the config does not say."""
     own = config.get_text_config(decoder=True)
     said = next((getattr(own, name) for name in _CHOSEN if isinstance(getattr(own, name, None), int)), None)
     return expert_count(part) if said is None else min(said, expert_count(part))

@@ -1,8 +1,8 @@
-"""What the config files of a model from elsewhere may say, looked at before `transformers` acts on them.
+"""Checks of the config files of a foreign model, before `transformers` acts on them.
 
 A config.json is data, and some of its keys choose code all the same: kernels from a hub, quantisers that are not
 known here, other files of weights. They are refused unless the recipe trusts the model by name
-(`target.trust_remote_code`). Counts from which something would be built piece by piece are bounded too. Read next:
+(`target.trust_remote_code`). Counts are bounded too, if something would be built piece by piece from them. Read next:
 `hub.py`, which asks here before it reads a config; `weights.py`, the same for weights.
 """
 
@@ -55,7 +55,7 @@ def check_config(path: str, raw: Any) -> None:
         raw: the file's content.
 
     Raises:
-        RequestError: it does; the key is named. ValueError: it is no table.
+        RequestError: it does; the message names the key. ValueError: it is no table.
     """
     from transformers import PretrainedConfig
 

@@ -1,8 +1,8 @@
 """Which hidden state "layer i" is, and how it is taken while a model runs.
 
-State 0 is the embedding, state i what the i-th layer puts out, and the last state, also called
-`LAST`, what the output projection reads, after the last norm: the count of `hidden_states` in
-`transformers`, which has no number for what goes into that norm: `UNNORMED` here. Drafters are
+State 0 is the embedding, state i the output of the i-th layer, and the last state, also called `LAST`, is what the
+output projection reads, after the last norm. So `hidden_states` counts in `transformers`. It has no number for the
+input of that norm, which is `UNNORMED` here. Drafters are
 trained on these states and decode from them, so both take them here.
 Read next: `backbone.py`, which decodes; `trainers/teacher/features.py`, which trains.
 
@@ -27,7 +27,7 @@ UNNORMED = -2
 
 
 class HiddenStates:
-    """The states of some layers in one forward pass; those of the others are not kept."""
+    """The states of some layers in one forward pass; other states are not kept."""
 
     def __init__(self, layers: Sequence[int], count: int) -> None:
         """`layers`: numbers of the states, in any order; `count`: layers of the model.
@@ -64,8 +64,8 @@ class HiddenStates:
     def taken_from(self, decoder: nn.Module) -> Iterator[None]:
         """Take them from the forward pass of `decoder` inside the block.
 
-        `output_hidden_states` would hold all states until the end. State i is what layer i + 1 is
-        given, and is caught there.
+        `output_hidden_states` would hold all states until the end. State i is the input of layer i + 1, and is taken
+        there.
 
         Raises:
             RequestError: the states between the layers are asked for, and the layers are in no list.
@@ -96,7 +96,7 @@ class HiddenStates:
 
 
 def decoder_of(model: Any) -> Any:
-    """The part of a causal LM of `transformers` in front of its output projection."""
+    """The part of a causal LM of `transformers` before its output projection."""
     decoder = model.get_decoder()
     # Llama 4 hands out the whole: its decoder has another name than its class says
     return decoder.model if decoder is model else decoder
@@ -117,10 +117,10 @@ def layer_count(model: Any) -> int:
 
 @torch.no_grad()
 def last_norm(decoder: Any) -> nn.Module:
-    """The norm behind a decoder's last layer, whatever its class calls it.
+    """The norm after a decoder's last layer, by whatever name its class has for it.
 
     Raises:
-        RequestError: what the decoder puts out comes from none of its parts.
+        RequestError: the decoder's output comes from none of its parts.
     """
     made: list[tuple[nn.Module, Any]] = []
     hooks = [
@@ -142,7 +142,7 @@ def last_norm(decoder: Any) -> nn.Module:
 
 
 def layers_of(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """The decoder's layers, whatever its class calls them.
+    """The decoder's layers, by whatever name its class has for them.
 
     Raises:
         RequestError: they are in no list of its own.

@@ -1,6 +1,6 @@
 """What a model's folder or hub name leads to without its weights: config, sizes, tokenizer.
 
-One clear message where there is no such model or its files are damaged. `tiny` is the target that
+If there is no such model, or its files are damaged, one clear message says so. `tiny` is the target that
 ships with the package. Read next: `loading.py`, which reads weights.
 """
 
@@ -70,7 +70,7 @@ def _say_not_run(path: str) -> None:
 
 @cache
 def _say_asked(path: str, revision: str | None) -> None:
-    """In front of a wait: where there is no network, the library tries for half a minute."""
+    """Say so before a wait: without a network the library tries for half a minute."""
     from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -212,7 +212,7 @@ def loading_errors(what: str, path: str, files_expected: str) -> Iterator[None]:
 
 @contextmanager
 def _hub_without_its_log() -> Iterator[None]:
-    """A hub that cannot be reached is said by the error, and not by a line for every time that it was asked."""
+    """Silence the hub's log: the error says that it cannot be reached, so no line for every try is needed."""
     log = logging.getLogger("huggingface_hub")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -223,7 +223,7 @@ def _hub_without_its_log() -> Iterator[None]:
 
 
 def _found(path: str, files_expected: str) -> str:
-    """What the folder is, if its files tell why no model is in it."""
+    """What the folder is instead, if its files tell."""
     return what_it_is(Path(path), of_config="config.json" in files_expected)
 
 
@@ -254,7 +254,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _refused_by_the_machine(error: BaseException) -> BaseException | None:
-    """The system's error where a disk is full or read-only, or a right is missing: nothing is wrong with the model."""
+    """The system's error if a disk is full or read-only, or a right is missing: nothing is wrong with the model."""
     # transformers says some again in an OSError that has no number and no file
     both = (error, error.__cause__ or error.__context__)
     return next((each for each in both if each is not None and system_error(each) in MACHINE_ERRNOS), None)

@@ -2,7 +2,7 @@
 
 Tree rows are written after each row's own length; after acceptance the kept ones are gathered
 forward. The KV cache is a `transformers` Cache, so any causal LM reads and writes it unchanged.
-States of recurrent layers are kept beside keys and values, for the last tokens alone.
+States of recurrent layers are kept beside keys and values, for the last tokens only.
 Read next: `recurrence/recurrent.py`, those states; `backbone.py`.
 
 Shapes: B rows, G key-value heads, L capacity in tokens, D head size, N new tokens per row.
@@ -90,7 +90,7 @@ class KVCache(Cache):
         return (self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states))
 
     def stores(self, layer_idx: int, like_BNGD: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values [B, G, L, D] of a layer, for who writes them to `slots_of` by itself.
+        """All keys and values [B, G, L, D] of a layer, for a caller that writes them to `slots_of` by itself.
 
         `like_BNGD`: keys or values of some tokens, of which the shape and type of a new layer's are taken.
         """
@@ -186,10 +186,10 @@ class KVCache(Cache):
 
 
 def few_sizes(slots: int) -> int:
-    """At least as many slots: a multiple of 128, and above 2,048 of a sixteenth of the next power of two.
+    """`slots` rounded up: to a multiple of 128, and above 2,048 of a sixteenth of the next power of two.
 
-    So requests of about one length have one shape of attention, for which kernels are chosen and prepared once, at an
-    eighth more slots at most.
+    So requests of about one length have one shape of attention, and kernels are chosen and prepared once for it. It
+    costs at most an eighth more slots.
     """
     step = max(_LEAST_STEP, (1 << (slots - 1).bit_length()) // 16)
     return -(-slots // step) * step

@@ -44,8 +44,8 @@ def load_target(
 
     Args:
         quantization: `int8` or `int4`: round the linear layers' weights to it, all but the output projection's.
-        layers: load these first layers alone, with embedding, last norm and projection; the config stays the
-            whole model's. Nobody can decode with such a part.
+        layers: load only so many first layers, with embedding, last norm and projection; the config stays the
+            whole model's. Such a part cannot decode.
         cut: each process reads its share of the layers alone; the run's group is joined already.
 
     Raises:
@@ -167,7 +167,7 @@ def _check_not_both(path: str, cut: Cut, quantised: bool) -> None:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Inside, transformers does not list on the screen what weights lack or have over: what matters is an error."""
+    """Inside, transformers does not print which weights are missing or left over: what matters is an error."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -179,7 +179,7 @@ def _without_report() -> Iterator[None]:
 
 
 def _set_layers(config: Any, count: int, types: list[str] | None) -> None:
-    """How many layers a config says that there are, and of which kinds."""
+    """Set how many layers a config has, and of which kinds."""
     config.num_hidden_layers = count
     if types is not None:
         config.layer_types = types

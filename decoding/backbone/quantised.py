@@ -1,7 +1,7 @@
-"""Targets whose linear layers hold weights of fewer bits: checkpoints that say so, and models that are asked for so.
+"""Targets whose linear layers hold weights of fewer bits: quantised checkpoints, and models quantised on request.
 
-`transformers` reads and rounds them. Here stands which quantisers a model's config may name, which package each
-needs, and that the output projection stays as it is: training and drafters compute with its weight. Hidden states
+`transformers` reads and rounds them. This file says which quantisers a model's config may name and which package each
+needs, and keeps the output projection as it is, because training and drafters compute with its weight. Hidden states
 have the precision that the target is loaded in. Read next: `loading.py`; `foreign.py`, the rest of a config.
 """
 
@@ -128,7 +128,7 @@ def torchao_config(bits: int, group_size: int | None) -> Any:
 
     Args:
         bits: 8 (one scale per output) or 4 (one scale per group of inputs).
-        group_size: inputs that share a scale; of 4 bits alone.
+        group_size: inputs that share a scale; for 4 bits only.
 
     Raises:
         RequestError: there is none such.
@@ -170,7 +170,7 @@ def group_for(model: nn.Module) -> int:
 
 
 def check_projection(model: Any, path: str) -> None:
-    """Raise RequestError where the embedding or the output projection of a loaded model holds no plain numbers."""
+    """Raise RequestError if the embedding or the output projection of a loaded model holds no plain numbers."""
     from torch import nn
 
     for what, layer in (
@@ -186,7 +186,7 @@ def check_projection(model: Any, path: str) -> None:
 
 
 def quantisation_of(config: Any) -> str | None:
-    """How the weights of a model with that config are quantised, in a few words; None where they are not."""
+    """How the weights of a model with that config are quantised, in a few words; None if they are not."""
     how = entry_of(config)
     if how is None:
         return None

@@ -1,7 +1,7 @@
-"""What older releases of `transformers` compute wrongly, without a word: computed otherwise here, or refused.
+"""What older releases of `transformers` silently compute wrongly: corrected here, or refused.
 
-A wrong number is not seen by its size. So whatever a release that pyproject.toml allows is known to get wrong stands
-here, with the first release that was tested to be right. Read next: `loading.py`, which asks.
+A wrong number cannot be seen by its size. So this file lists what releases that pyproject.toml allows are known to get
+wrong, with the first release that was tested to be right. Read next: `loading.py`, which asks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_release(config: Any) -> None:
 
 
 def keep_soft_cap(model: Any) -> None:
-    """Let a model whose scores are capped compute them by its own function: to SDPA older releases give no cap."""
+    """Let a model whose scores are capped compute them by its own function: older releases give SDPA no cap."""
     capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
     if capped and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(OWN)

@@ -1,9 +1,9 @@
 """Llama 4's temperature of attention, by positions.
 
-Its layers without rotary positions multiply each query by a factor that grows with the place of the token. Its own
-code counts slots of the KV cache there, which under a tree, in rows of different lengths and in packed rows are no
-places in the text. Here the factor is taken of the positions that the decoder layer is given: the layer's own one is
-switched off, and the projection of the queries is multiplied, which is the same where slots are positions.
+Its layers without rotary positions multiply each query by a factor that grows with the token's place in the text. Its
+own code counts slots of the KV cache instead, which are not places in the text under a tree, in rows of different
+lengths and in packed rows. Here the factor follows the positions that the decoder layer is given: the layer's own
+factor is switched off, and the projection of the queries is multiplied. Where slots are positions the two agree.
 Read next: `backbone.py`.
 
 Shapes: B rows, N tokens, F numbers of the queries.
@@ -25,11 +25,11 @@ class _Temperature:
         self._positions_BN: Tensor | None = None
 
     def see(self, _layer: nn.Module, _given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """In front of the decoder layer."""
+        """Before the decoder layer."""
         self._positions_BN = named["position_ids"]
 
     def multiply(self, _projection: nn.Module, _given: tuple[Any, ...], queries_BNF: Tensor) -> Tensor:
-        """Behind the projection; in fp32, as the model does it."""
+        """After the projection; in fp32, as the model does it."""
         if self._positions_BN is None:
             raise RuntimeError(
                 "a layer of Llama 4 is called without its decoder layer, and nobody knows the positions"

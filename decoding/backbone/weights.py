@@ -1,6 +1,6 @@
-"""The weight files of a model's folder, looked at before they are read.
+"""Checks of the weight files of a model's folder, before they are read.
 
-Safetensors alone, whole, in the folder itself, and no model that is far larger than what they hold. A
+Only whole safetensors files in the folder itself pass, and no model that is far larger than they are. A
 pickle (a `.bin`) can run code when it is read, and is never read. Read next: `loading.py`, which
 reads what passes here.
 """
@@ -32,7 +32,7 @@ _PACKED = 8  # weights of 4 bits in a number of 32
 
 
 def check_weight_files(path: str) -> None:
-    """Look at the weight files of a model's folder; a hub name passes, as its files are not here yet.
+    """Check the weight files of a model's folder; a hub name passes, because its files are not here yet.
 
     Raises:
         RequestError: a file is cut short, they are pickles, or the folder holds an adapter and no model.
@@ -120,10 +120,10 @@ def check_held(model: nn.Module, path: str) -> None:
 
 
 def _missing(model: Any, sizes: Mapping[str, int]) -> list[str]:
-    """The model's weights that are in no file under any name: sure ones alone, as transformers renames and joins some.
+    """The model's weights that are surely in no file: transformers renames and joins some.
 
-    Whatever it makes a weight of has as many numbers as the weight: where the files have more numbers left over than
-    that, under names that the model does not know, nothing is said of it.
+    The tensors from which it makes a weight have as many numbers as the weight. So a weight is not listed if the files
+    have that many numbers left over under names that the model does not know.
 
     Args:
         sizes: numbers of every tensor of the files.

@@ -1,8 +1,8 @@
 """How far the layers of a model see: all of the text, its last tokens, or those of their own chunk.
 
-A mask says which tokens are a node's past, or of its document. A layer with a window looks at the near ones of them
-alone: the last W (Mistral, Gemma, gpt-oss), or those of the same chunk of C positions (Llama 4). Kinds of layers are
-counted by `layer_types`, and a model that has them takes a mask for each kind. Read next: `backbone.py`, which
+A mask says which tokens belong to a node's past, or to its document. A layer with a window sees only the near ones
+among them: the last W (Mistral, Gemma, gpt-oss), or those of the same chunk of C positions (Llama 4). Kinds of layers
+are counted by `layer_types`, and a model that has them takes a mask for each kind. Read next: `backbone.py`, which
 decodes; `trainers/packed/passes.py`, which trains.
 
 Shapes: B rows, N tokens that look, T tokens that are looked at.
@@ -29,7 +29,7 @@ Recurrent kinds have none: theirs would say which tokens are padding, and there 
 
 
 class Window(NamedTuple):
-    """The tokens that a layer looks at of those that it may see."""
+    """The tokens that a layer looks at, among those that it may see."""
 
     size: int
     in_chunks: bool = False
@@ -44,7 +44,7 @@ class Window(NamedTuple):
         return (query_BN - self.size)[:, None, :, None] < key_BT[:, None, None]
 
     def earliest(self, position: Tensor) -> Tensor:
-        """The first position in the text that a token at each one looks at; below 0 where it looks at all."""
+        """The first position that a token at each position looks at; below 0 if it looks at the whole text."""
         return position - position % self.size if self.in_chunks else position - self.size + 1
 
 
@@ -62,7 +62,7 @@ class Windows:
 
     @classmethod
     def of(cls, config: Any) -> Windows | None:
-        """Those of a text model's config; None where every layer sees all of the text."""
+        """The windows of a text model's config; None if every layer sees all of the text."""
         types = _types(config)
         kinds = {kind: _window(config, kind) for kind in (types or [SLIDING])}
         if types is None and not getattr(config, "use_sliding_window", True):
@@ -84,7 +84,7 @@ class Windows:
         return self.each(lambda window: mask if window is None else mask & window.near(query_BN, key_BT))
 
     def each(self, make: Callable[[Window | None], Tensor]) -> Masks:
-        """What is made for the window of every kind of layer, in the form in which the decoder takes masks."""
+        """What `make` returns for the window of every kind of layer, in the form in which the decoder takes masks."""
         seen = {kind: make(window) for kind, window in self.kinds.items()}
         if not self.by_kind:
             return next(iter(seen.values()))
@@ -97,7 +97,7 @@ def unknown_kinds(config: Any) -> list[str]:
 
 
 def unsized_kind(config: Any) -> str | None:
-    """The first kind of layer with a window whose length the config does not name, and that entry."""
+    """The first kind of layer whose window's length the config does not name, and the entry that is missing."""
     for kind in _types(config) or []:
         if kind in _SIZES and _window(config, kind) is None:
             return f"{kind} layers, but its config names no {_SIZES[kind]}"

@@ -1,9 +1,9 @@
 """Attention of few tokens over a long text under a tree's mask, the text in parts that are read at the same time.
 
-The query heads that share a key-value head are rows of one product, so that keys and values are read once. With one
-part a text would be read by as many multiprocessors as there are key-value heads, 8 of 132: here each part gives a
-weighted sum of its values, and a second launch adds these up (Dao et al. 2023, Flash-Decoding).
-Read next: `../backbone/lean/on_cuda.py`, which calls this.
+The query heads that share a key-value head are rows of one product, so keys and values are read once. In one part,
+only as many multiprocessors would read a text as there are key-value heads, 8 of 132. Here each part gives a weighted
+sum of its values, and a second launch adds these up (Dao et al. 2023, Flash-Decoding). Read next:
+`../backbone/lean/on_cuda.py`, which calls this.
 
 Shapes: B rows, Q query heads, G key-value heads, N new tokens, D head size, L slots, T slots in view, S parts,
 M = Q / G x N rows of a product.
@@ -27,7 +27,7 @@ _MOST_ROWS = 64
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int, scale: float) -> Tensor:
-    """What heads put out, side by side, [B, N, Q D].
+    """The outputs of the heads, side by side, [B, N, Q D].
 
     Args:
         query: [B, Q, N, D], contiguous.

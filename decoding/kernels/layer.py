@@ -1,7 +1,7 @@
-"""What stands between the matrix products of a layer, in one launch each: sum and norm, heads, gate.
+"""The steps between the matrix products of a layer, in one launch each: sum and norm, heads, gate.
 
-They compute what `../backbone/lean/on_cuda.py` defines in plain torch, and round once where that rounds after each
-operation. Read next: `attend.py`, the attention between them.
+They compute what `../backbone/lean/on_cuda.py` defines in plain torch, which rounds after each operation; they round
+once. Read next: `attend.py`, the attention between them.
 
 Shapes: B rows, N new tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size, L slots.
 """

@@ -1,8 +1,8 @@
 """The product of a few tokens and a large weight, which is read once from end to end.
 
-A library's product of up to 16 rows is chosen among kernels made for many; this one does nothing but stream the weight
-past the rows, which stay on the chip. On an H100 it reads 4 to 17 % faster, by the weight's shape; with more rows the
-library's is taken. Read next: `__init__.py`, which chooses.
+A library chooses among kernels made for many rows, for up to 16 rows too. This kernel does nothing but stream the
+weight past the rows, which stay on the chip. On an H100 it reads 4 to 17 % faster, by the weight's shape; with more
+rows the library's is taken. Read next: `__init__.py`, which chooses.
 
 Shapes: M rows, O numbers put out, H numbers that go in.
 """

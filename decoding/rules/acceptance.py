@@ -343,9 +343,9 @@ def _repeated(tokens_BN: Tensor, parents_BN: Tensor) -> Tensor:
 
 
 def _reached(hit_BN: Tensor, nodes: Nodes, depth: int) -> Tensor:
-    """The node of each depth that is a hit as all its ancestors are, the root first; -1 behind the last.
+    """The node of each depth that is a hit as all its ancestors are, the root first; -1 after the last.
 
-    int64 [B, 1 + D]. Of siblings one is a hit at the most, the root always.
+    int64 [B, 1 + D]. At most one of several siblings is a hit; the root always is.
     """
     kept_BN = (hit_BN[:, None] | ~nodes.ancestors_BNN).all(2)
     # the others are written to a slot that is cut off

@@ -27,7 +27,7 @@ def typical_acceptance(
     epsilon: float = 0.09,
     delta: float = 0.3,
 ) -> Outcome:
-    """Accept x if p(x) > min(epsilon, delta exp(-H(p))); of all paths the longest (Medusa 2024).
+    """Accept x if p(x) > min(epsilon, delta exp(-H(p))); the longest path is kept (Medusa 2024).
 
     Entropy H in nats, of the warped p. Among paths of equal length the likeliest wins, and the
     token after it is the argmax.
@@ -90,7 +90,7 @@ def lenient_rejection(
 
 
 def _probability_of_nodes(p_BNV: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-    """Of each node the target's probability at its parent, and that parent. [B, N] each."""
+    """The target's probability of each node at its parent, and that parent. [B, N] each."""
     tokens_BN = proposal.tokens_BN
     parent_BN = proposal.tree.on(tokens_BN.device).parents_BN.clamp_min(0)
     parent_BN = parent_BN.expand(len(tokens_BN), -1)

@@ -1,7 +1,7 @@
 """The best static tree for a budget of nodes, and the best budget for a measured machine.
 
 What a tree is worth follows from how often the candidate of every rank was the right one at every
-depth; what it costs follows from the measured time of a verify call. On the host, before decoding.
+depth; what it costs follows from the measured time of a verify call. The search runs on the host, before decoding.
 Read next: `tree/build.py`, which makes a tree of the paths found here.
 
 Shapes: D depths, R ranks among the candidates of a depth. A path is the rank of the candidate at
@@ -45,7 +45,7 @@ def acceptance_of(hits_DR: NDArray, trials_D: NDArray) -> NDArray[np.float64]:
         trials_D: how often depth d was put to the test, its parent being accepted, shape [D].
 
     Returns:
-        hits / trials; 0 for a depth that was never tested, as nothing speaks for going there.
+        hits / trials; 0 for a depth that was never tested, because nothing speaks for it.
 
     Raises:
         ValueError: shapes that do not fit, or more hits at a depth than trials.
@@ -167,7 +167,7 @@ def best_budget(
 
 
 def _checked(acceptance: NDArray) -> NDArray[np.float64]:
-    """The table as float64, after a look at whether it is one."""
+    """The table as float64, checked."""
     a_DR = np.asarray(acceptance, dtype=np.float64)
     if a_DR.ndim != 2:
         raise ValueError(f"acceptance has shape {a_DR.shape}; expected [D, R]")

@@ -17,8 +17,8 @@ from ..sampling import draw
 def draw_siblings(probs_BV: Tensor, uniform_BC: Tensor, *, replace: bool) -> tuple[Tensor, Tensor]:
     """Children of one node per row, in the order in which they were drawn.
 
-    Without replacement a row may have fewer than C tokens of positive probability: what is missing
-    is said to be absent, never drawn with probability zero.
+    Without replacement a row may have fewer than C tokens of positive probability. The missing ones are marked as
+    absent; no token is drawn with probability zero.
 
     Args:
         probs_BV: q, fp32, warped; the distribution to be declared for the node.

@@ -1,9 +1,10 @@
-"""Parts of a computation whose shapes stay the same from batch to batch, so that training may compile them.
+"""A hook by which `loop.compile` replaces functions of fixed shapes.
 
-A network's loop over passes, documents and labels does not: their number is another in every batch. What is
-between is written as functions of tensors of a row's shape, and called through a `Static`: as they are, or as
-`trainers/student/compiled.py` makes them. Decoding calls nothing through it but `as_it_is`. Read next:
-`../eagle/net.py`, which has such parts.
+Training may compile a part of a computation only if its shapes stay the same from batch to batch. The number of
+passes, documents and labels differs in every batch, so the loops over them are not compiled. The parts between are
+functions of tensors of a row's shape, called through a `Static`, which runs them as they are or as
+`trainers/student/compiled.py` compiles them. Decoding uses `as_it_is` alone. Read next: `../eagle/net.py`, which has
+such parts.
 """
 
 from __future__ import annotations

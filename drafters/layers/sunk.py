@@ -1,11 +1,11 @@
-"""Attention in training over a packed text in front of an anchor, where the rest of the softmax comes in as a sink.
+"""Attention in training to the packed text before an anchor, with the rest of the softmax as a sink.
 
-What a query makes of keys of its own kind (the slots of its block, the mask pairs of its branch) is put in as one more
-key of the text, a sink whose score is the log-sum-exp of their scores: exactly a softmax over both, and no block or
-branch ever meets another one. Over short rows it is one kernel with a mask of queries by text; over long ones, where
-that would be large, some queries after others (`spans.py`), and what is kept grows with queries and text alone, never
-with their product. Read next: `../block/attention.py` and `../eagle/branches.py`, whose text it is; `sinks.py`, where
-the sink is from.
+A query also attends to keys of its own kind: the slots of its block, or the mask pairs of its branch. Their part is
+one more key of the text, a sink whose score is the log-sum-exp of their scores. That is exactly a softmax over both,
+and no block or branch ever meets another one. Short rows take one kernel with a mask of queries by text. In long rows
+that mask would be large, so queries attend in spans, one span after another (`spans.py`); memory then grows with
+queries and with text, not with their product. Read next: `../block/attention.py` and `../eagle/branches.py`, whose
+text it is; `sinks.py`, where the sink is from.
 
 Shapes: B rows, S tokens of a row, A anchors of a row, M queries of a row (as many for each anchor), Q query heads, G
 key-value heads, D head size, X the sink and S tokens.

@@ -1,4 +1,4 @@
-"""Which models the lean forward computes, and what their layers differ in.
+"""Which models the lean forward computes, and how their layers differ.
 
 Every family is tested against its own `transformers` forward. Read next: `forward.py`.
 """
@@ -18,10 +18,10 @@ from ..cut import is_cut
 
 @dataclass(frozen=True)
 class DecoderFamily:
-    """A kind of decoder: attention and a feed-forward part, each behind a norm and added to what came in.
+    """A kind of decoder: attention and a feed-forward part, each after a norm and added to its input.
 
     Attributes:
-        from_one: whether the weight of a norm is what is above or below one.
+        from_one: whether the weight of a norm is its difference from one.
         turned_by_kind: whether layers with a window have rotary frequencies of their own.
     """
 
@@ -61,7 +61,7 @@ def misfit(model: Any) -> str | None:
 
 
 def misfit_on_gpu(decoder: Any) -> str | None:
-    """The same of a decoder on a GPU."""
+    """The same for a decoder on a GPU."""
     if type(decoder).__name__ not in FAMILIES:
         return f"layers of {type(decoder).__name__} are not known to it"
     if decoder.dtype not in _HALVES:
@@ -104,7 +104,7 @@ def _opened(decoder: Any) -> Iterator[nn.Module]:
 
 
 def norms_of(layer: Any) -> tuple[Any, Any, Any, Any]:
-    """The norms of a layer: in front of attention, behind it, in front of the feed-forward part, behind it."""
+    """The norms of a layer: before and after attention, before and after the feed-forward part."""
     if hasattr(layer, "pre_feedforward_layernorm"):
         return (
             layer.input_layernorm,

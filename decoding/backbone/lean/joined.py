@@ -1,8 +1,8 @@
-"""Projections that read the same, side by side in memory: one product for query, key and value, one for gate and up.
+"""Projections with one input, side by side in memory: one product for query, key and value, one for gate and up.
 
-No weight is held twice. The parameters of the layers become views of the joined one, so that whatever else reads
-them, `transformers`' own forward above all, finds the same numbers. They are moved once: who comes later finds them
-side by side. A CUDA graph that was recorded before they were moved reads where they no longer are. Read next:
+No weight is held twice. The parameters of the layers become views of the joined weight, so whatever else reads them,
+`transformers`' own forward above all, finds the same numbers. They are moved once; a later caller finds them side by
+side. A CUDA graph that was recorded before the move reads where they no longer are. Read next:
 `on_cuda.py`.
 
 Shapes: H hidden, O numbers put out.
@@ -29,7 +29,7 @@ class Product(NamedTuple):
 
 
 class JoinedLayer(NamedTuple):
-    """A layer's products that read the same."""
+    """A layer's products that share their input."""
 
     query_key_value: Product
     gate_up: Product | None
@@ -54,7 +54,7 @@ class JoinedDecoder:
 
     @property
     def is_current(self) -> bool:
-        """Whether no weight has been put elsewhere since; one that is written to is written to here as well."""
+        """Whether no weight has been moved since. A weight that is written to is written to here as well."""
         return self._now() == self._places
 
     def _now(self) -> list[int]:
@@ -87,7 +87,7 @@ def _moved_together(linears: Sequence[nn.Linear]) -> Product:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _as_one(parts: Sequence[Tensor]) -> Tensor:
-    """Parameters of equal rows, one behind the other in one tensor, whose views they become."""
+    """One tensor of parameters of equal rows, one after the other; they become views of it."""
     first, rows = parts[0], sum(map(len, parts))
     shape = (rows, *first.shape[1:])
     if all(_follows(after, before) for before, after in pairwise(parts)):
@@ -100,7 +100,7 @@ def _as_one(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _follows(after: Tensor, before: Tensor) -> bool:
-    """Whether a tensor lies right behind another one, in the same memory."""
+    """Whether a tensor lies right after another one, in the same memory."""
     return (
         after.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
         and after.storage_offset() == before.storage_offset() + before.numel()

@@ -1,7 +1,7 @@
-"""States of recurrent layers, slot by slot: what a rollback of the text needs of them.
+"""States of recurrent layers, slot by slot, as a rollback of the text needs them.
 
-A state-space layer, linear attention or a short convolution keeps no keys and values but one state, the
-whole text folded into it, which cannot be unfolded. So the states after the last tokens are kept side by
+A state-space layer, linear attention or a short convolution keeps one state instead of keys and values. The
+whole text is folded into it and cannot be unfolded. So the states after the last tokens are kept side by
 side: node n of a tree leaves its state in the slot where attention keeps its keys, a forward begins at the
 state one slot before its first token, and a rollback is a smaller length here as well. Slots are taken in
 turn, as many as a forward may go back, and a convolution's inputs lie in slots of the same count. Read

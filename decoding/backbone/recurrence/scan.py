@@ -81,7 +81,7 @@ def _gated_delta_rule(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callabl
 
 
 def _kimi_delta_attention(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[..., tuple[Tensor, Tensor]]:
-    """As Kimi Linear (Moonshot 2025) and Ling's hybrids have it: the state's every channel decays by itself."""
+    """As in Kimi Linear (Moonshot 2025) and Ling's hybrids: every channel of the state decays by itself."""
     return _delta_rule(modeling.recurrent_kimi_delta_attention, kv_cache, nodes)
 
 
@@ -218,7 +218,7 @@ class Recurrence:
 
     @contextmanager
     def by_node(self, kv_cache: KVCache, tree: AnyTree, nodes: Nodes) -> Iterator[None]:
-        """Inside, a forward computes the nodes of `tree` and leaves the state of each in the KV cache."""
+        """Inside, a forward computes the nodes of `tree` and writes the state of each to the KV cache."""
         before = []
         try:
             for modeling in self._modeling:
@@ -247,7 +247,7 @@ def recurrence(model: nn.Module) -> Recurrence | None:
 
 
 def check_recurrent(model: nn.Module, name: str, types: set[str]) -> None:
-    """Raise RequestError where it is not known how a model's recurrent layers hand out their state per token.
+    """Raise RequestError if it is unknown how a model's recurrent layers hand out their state per token.
 
     Args:
         name: of the model, for the message.
@@ -268,7 +268,7 @@ def is_recurrent(model: nn.Module) -> bool:
 
 
 def recurrent_layers(model: nn.Module) -> int:
-    """In how many layers that is so."""
+    """How many layers fold the text into a state."""
     return len(_mixers(model))
 
 
