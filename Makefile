@@ -28,8 +28,9 @@ check: $(READY)
 	cd $(VENV)/typecheck && ../bin/mypy --config-file ../../pyproject.toml -p draftsmith
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not fault and not run"
 
+# goes on where it was stopped, as long as no file has changed
 test-all: $(READY)
-	$(BIN)/pytest
+	$(BIN)/python benchmarks/all_tests.py
 
 # the fast tests with the lowest releases that pyproject.toml allows
 test-oldest: $(OLDEST)/ready

@@ -5,12 +5,12 @@ Read next: `planting.py`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftsmith.benchmarks.common.passed_tests import digest_of, lines_of
 from draftsmith.benchmarks.mutations.mutation import Mutation
 from draftsmith.benchmarks.mutations.planting import Outcome
 
@@ -26,10 +26,9 @@ class Kept:
     @classmethod
     def of(cls, tree: Path, path: Path) -> Kept:
         """Those of a copy of the tree, before anything is planted in it."""
-        digest = hashlib.sha256()
-        for file in sorted(each for each in tree.rglob("*") if each.is_file() and each.suffix != ".pyc"):
-            digest.update(f"{file.relative_to(tree)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
-        return cls(path, digest.hexdigest()[:16])
+        return cls(
+            path, digest_of(tree, [each for each in tree.rglob("*") if each.is_file() and each.suffix != ".pyc"])
+        )
 
     def add(self, outcome: Outcome) -> Outcome:
         """Write it down, and hand it back."""
@@ -42,10 +41,6 @@ class Kept:
     def outcomes(self, chosen: Sequence[Mutation]) -> Iterator[Outcome]:
         """Those of some bugs that were planted into this very tree."""
         known = {each.id: each for each in chosen}
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
-        for line in lines:
-            if not line.endswith("\n"):
-                continue  # a stop cut it off
-            entry = json.loads(line)
-            if entry.pop("tree") == self.digest and (name := entry.pop("id")) in known:
+        for entry in lines_of(self.path, self.digest):
+            if (name := entry.pop("id")) in known:
                 yield Outcome(known[name], **entry)

@@ -1,0 +1,59 @@
+"""What takes hours may be stopped: only what passed in this very tree is left out the next time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from draftsmith.benchmarks import all_tests
+from draftsmith.benchmarks.common.passed_tests import digest_of, lines_of
+from draftsmith.benchmarks.common.records import read_record
+
+TESTS = """
+import pathlib, pytest
+def test_right(): pass
+@pytest.mark.skip(reason="not here")
+def test_left_out(): pass
+def test_wrong(): assert pathlib.Path(__file__).with_name("mended").exists()
+"""
+
+
+def test_a_second_sitting_runs_what_did_not_pass(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "some"
+    folder.mkdir(parents=True)
+    (folder / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    first = sitting(tmp_path)
+    assert (first.returncode, "0 tests of this tree have passed before" in first.stdout) == (1, True), first.stdout
+    record = read_record(tmp_path / "found.json")
+    assert record.rows[0] | {"seconds": 0} == row(1, 1, 1)
+    assert record.notes == ["Failed: `tests/some/test_some.py::test_wrong`.", "Left out, 1: not here."]
+    (folder / "mended").touch()
+    second = sitting(tmp_path)
+    assert (second.returncode, "2 tests of this tree have passed before" in second.stdout) == (0, True), second.stdout
+    assert read_record(tmp_path / "found.json").rows[0] | {"seconds": 0} == row(2, 1, 0)
+    assert sitting(tmp_path).returncode == 0  # nothing is left
+
+
+def row(passed: int, skipped: int, failed: int) -> dict[str, object]:
+    return {"folder": "`tests/some`", "passed": passed, "skipped": skipped, "failed": failed, "seconds": 0}
+
+
+def sitting(folder: Path) -> subprocess.CompletedProcess[str]:
+    words = ["--workers", "1", "--kept", "kept.jsonl", "--json", "found.json", "tests"]
+    return subprocess.run(
+        [sys.executable, all_tests.__file__, *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_another_tree_knows_nothing_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("x = 1\n")
+    before = digest_of(tmp_path, [file])
+    file.write_text("x = 2\n")
+    assert digest_of(tmp_path, [file]) != before
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text(f'{{"tree": "{before}", "test": "one"}}\n{{"tree": "{before}", "test": "tw')
+    assert [entry["test"] for entry in lines_of(kept, before)] == ["one"]
+    assert list(lines_of(kept, digest_of(tmp_path, [file]))) == []
