@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .api import generate as generate
     from .api import load_drafter as load_drafter
     from .api import measure as measure
+    from .data.config import DataConfig as DataConfig
     from .data.prompts import load_prompts as load_prompts
     from .decoding.backbone.backbone import Backbone as Backbone
     from .decoding.backbone.loading import load_target as load_target
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from .decoding.tree.tree import Tree as Tree
     from .decoding.tree.tree import chain as chain
     from .drafters.config import DrafterConfig as DrafterConfig
+    from .drafters.families import Family as Family
+    from .drafters.families import Form as Form
     from .errors import DraftsmithError as DraftsmithError
     from .errors import RequestError as RequestError
     from .eval.audit.audit import AuditReport as AuditReport
@@ -49,8 +52,11 @@ if TYPE_CHECKING:
     from .eval.measure.metrics import tau as tau
     from .eval.notebook import Decoded as Decoded
     from .eval.notebook import Measurement as Measurement
+    from .fitting import fit as fit
     from .launch.recipe.load import load_recipe as load_recipe
+    from .launch.recipe.register import register as register
     from .launch.train import train as train
+    from .trainers.methods import Method as Method
 
 __version__ = "0.1.0"
 
@@ -63,8 +69,13 @@ _HOMES = {
     "autoregressive": "api",
     "measure": "api",
     "audit": "api",
+    "fit": "fitting",
     "train": "launch.train",
     "load_recipe": "launch.recipe.load",
+    "register": "launch.recipe.register",
+    "Family": "drafters.families",
+    "Form": "drafters.families",
+    "Method": "trainers.methods",
     "evaluate": "eval.measure.evaluate",
     "Drafter": "decoding.proposal",
     "Proposer": "decoding.proposal",
@@ -84,6 +95,7 @@ _HOMES = {
     "Interval": "eval.measure.metrics",
     "tau": "eval.measure.metrics",
     "Arm": "eval.measure.arms",
+    "DataConfig": "data.config",
     "EvalConfig": "eval.config",
     "AuditConfig": "eval.config",
     "DrafterConfig": "drafters.config",

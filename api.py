@@ -180,6 +180,7 @@ def measure(
         drafter: one, or several by name, which are measured in turn.
         prompts: as of `generate`; a text is cut to the last `prompt_tokens` of them, ids are taken as they are.
         config: temperatures, lengths, repeats; `draft_length` is for draft models and ensembles, others have theirs.
+            By default no other draft lengths are swept.
         audit: how much evidence the audit collects; or the report of an audit of this very drafter (several by name);
             False to leave it out, and then the verdict is "not audited".
         changes: fields of `config`, as `temperatures=[0.0]`.
@@ -188,7 +189,7 @@ def measure(
         RequestError: answers so short that no step can be counted, or a report of another drafter or rule.
     """
     drafters = dict(drafter) if isinstance(drafter, Mapping) else {_title(drafter): drafter}
-    settings = changed((config or EvalConfig()).model_copy(update={"prompts": _GIVEN}), changes)
+    settings = changed((config or EvalConfig(sweep=[])).model_copy(update={"prompts": _GIVEN}), changes)
     arms = [Arm(name, each) for name, each in drafters.items()]
     if not arms:
         raise RequestError("there is no drafter to measure; expected one, or several by name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,32 @@ def test_help_reads_and_importing_is_light() -> None:
     assert done.returncode == 0, done.stderr
     for said in ("measure(target", "class Drafter", "Prove that decoding with a drafter", "draft_steps"):
         assert said in done.stdout
+
+
+ROOT = Path(draftsmith.__file__).parent
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/notebook.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_of_the_api_is_current() -> None:
+    from draftsmith.benchmarks.api_page import GROUPS, PAGE, page
+
+    assert PAGE.read_text() == page(), "python benchmarks/api_page.py writes it anew"
+    assert {name for names in GROUPS.values() for name in names} == set(draftsmith._HOMES)
+
+
+@pytest.mark.run
+def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """All blocks in one namespace, as cells, on a target with fewer layers; a drafter in sixty lines of them."""
+    assert sum(bool(line.strip()) for block in BLOCKS[:-1] for line in block.splitlines()) <= 60
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for number, block in enumerate(BLOCKS):
+        code = block.replace('load_target("tiny")', f"load_target({SHALLOW!r})")
+        code = code.replace('"eagle3-tiny",', f'"eagle3-tiny", target_path={SHALLOW!r},')
+        exec(compile(code, f"cell {number}", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "verdict: lossless" in printed
+    assert "True" in printed.splitlines()[-1]
 
 
 # ---- decoding ---------------------------------------------------------------------------------
