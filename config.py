@@ -6,9 +6,14 @@ This module must not import torch: `--help`, `ls` and `show` go through it.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from math import inf
+from typing import Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from .errors import RequestError
 
 LEAST_TEMPERATURE = 1e-4
 """Above 0: so far below it that the smallest factor of a draft's temperature fits, logits leave the range of fp32."""
@@ -39,3 +44,28 @@ class Section(BaseModel):
         allow_inf_nan=False,
         defer_build=True,  # a validator per section at import would double the time of `--help`
     )
+
+
+S = TypeVar("S", bound=Section)
+
+
+def changed(section: S, values: Mapping[str, Any]) -> S:
+    """The section with some of its fields changed, as Python code gives them by name.
+
+    Raises:
+        RequestError: a name that is no field, or a value that it cannot have.
+    """
+    kind = type(section)
+    for name in values:
+        if name not in kind.model_fields:
+            near = difflib.get_close_matches(name, kind.model_fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(kind.model_fields)}"
+            raise RequestError(f"{name} is no field of {kind.__name__}{hint}")
+    try:
+        return kind.model_validate({**section.model_dump(), **values})
+    except ValidationError as error:
+        found = "\n".join(
+            f"  {'.'.join(map(str, each['loc']))}: found {each['input']!r:.80}; {each['msg']}"
+            for each in error.errors()
+        )
+        raise RequestError(f"{kind.__name__} cannot be made with these values:\n{found}") from None

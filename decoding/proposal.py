@@ -1,8 +1,8 @@
 """A proposal: the candidate tree that a drafter hands to the verifier, and how its tokens were drawn.
 
 How they were drawn (`DraftSampling`) decides which acceptance rule is lossless (`rules/choice.py`).
-The protocol that every drafter follows is here too. Read next: `tree/tree.py`, what a tree is;
-`rules/acceptance.py`, the rules; `engine.py`, which calls drafters.
+The protocol that every drafter follows is here too, and `Drafter`, which a drafter of one's own starts from.
+Read next: `tree/tree.py`, what a tree is; `rules/acceptance.py`, the rules; `engine.py`, which calls drafters.
 
 Shapes: B rows, N nodes of the candidate tree, the root included, X distributions, C trials of a node,
 E tokens that a step can emit, D depths, V target vocabulary.
@@ -10,13 +10,14 @@ E tokens that a step can emit, D depths, V target vocabulary.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .random import Uniforms
 from .sampling import Warper
@@ -197,3 +198,63 @@ class TeacherForced(FeatureProposer, Protocol):
         Row t of depth d predicts token t + 1 + d, teacher-forced on the d - 1 tokens before it; the
         root is token t + 1.
         """
+
+
+class Drafter(ABC):
+    """What a drafter of one's own starts from: it has to write `propose` alone.
+
+    Everything that decoding, measures and the audit ask of a drafter stands here, with a default for a chain that is
+    drafted without a model, from nothing but the last token. A class attribute, a property or an assignment in
+    `__init__` (which need not call this class) replaces a default.
+    """
+
+    draft_length: int = 4
+    """Depth of the deepest candidate: tokens of a chain."""
+    draft_steps: int = 0
+    """Forward passes of a drafting model per target call, at most; 0 where there is none."""
+    replayable: bool = False
+    """Whether `propose` and `observe` can be recorded on a GPU: no decision of the host, the same shapes always, and
+    what one step leaves to the next written in place."""
+    layers: Sequence[int] = ()
+    """Which hidden states of the target it reads, -1 the last; `begin` and `observe` are given them."""
+    family: str = ""
+    """The record in `FAMILIES` that it is of, if there is one; then its toy model is enumerated in the audit."""
+    module: nn.Module | None = None
+    """What drafts, for measures that count the bytes of its weights."""
+    weights_read: Sequence[nn.Module] | None = None
+    """What a proposal reads of weights, each as often as it is read; None: all of `module` in every draft step."""
+    _nodes: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a proposal, the root included; those of a chain unless they are set."""
+        return self._nodes or self.draft_length + 1
+
+    @nodes.setter
+    def nodes(self, nodes: int) -> None:
+        self._nodes = nodes
+
+    @abstractmethod
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """Draft after `last_B`, the last emitted token of every row.
+
+        Args:
+            warper: turns logits into the distribution that is decoded; tokens that are drawn are drawn from it.
+            uniforms: random numbers, one stream a row: `uniforms.take(K)` is [B, K]. Others would make a row depend
+                on its neighbours.
+        """
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:  # noqa: B027
+        """Start new rows: `prompts` without the first emitted token, `room` tokens may follow.
+
+        `static`: never wait for the device, fixed shapes.
+        """
+
+    def begin(self, features: Sequence[Tensor]) -> None:  # noqa: B027
+        """Called after `reset`: each row's hidden states [S, F] of its prompt, `layers` side by side."""
+
+    def observe(self, committed: Committed) -> None:  # noqa: B027
+        """Called after every step with what was kept of it: roll back what was rejected."""
+
+    def close(self) -> None:  # noqa: B027
+        """Called when a probe has decoded with it: let go of what it holds."""

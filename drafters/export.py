@@ -213,7 +213,7 @@ def shapes_of(folder: Path, family: str, settings: dict[str, Any], target: Serve
     with built_from(folder / "config.json", f"a drafter of family {family!r}"), torch.device("meta"):
         net = build(settings)
     with torch.device("meta"):
-        table_VH = torch.empty(target.vocabulary, net.config.hidden)
+        table_VH = torch.empty(target.vocabulary, target.words.get("hidden_size") or net.config.hidden)
         return make(net, target, Served(table_VH, tokens=1, table=lambda: table_VH))
 
 

@@ -21,8 +21,8 @@ from .grids import BY_BLOCK, BY_DSPARK, BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, L
 
 _CHAINS = ("it drafts chains", "leave it out")
 _POLICY = "policy"
-Reference = str
-"""A function as "module:name"."""
+Reference = str | Callable[..., Any]
+"""A function as "module:name", or itself, for records that are made where it is."""
 Kind = Literal["model", "on target", "from target", "several models", "no training"]
 
 
@@ -115,6 +115,8 @@ class Family:
 
 def function(reference: Reference) -> Callable[..., Any]:
     """The function that a record names, imported now."""
+    if not isinstance(reference, str):
+        return reference
     module, name = reference.split(":")
     return attrgetter(name)(import_module(module, __package__))
 

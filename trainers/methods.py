@@ -96,8 +96,8 @@ class Method:
     """The family of what is trained (`drafters/families.py`); None: no drafter."""
     variants: tuple[str, ...] = ()
     """Families that it trains instead where the recipe says so."""
-    module: str = ""
-    """Where its code is, absolute or relative to this package; empty: the module of its name."""
+    module: str | ModuleType = ""
+    """Where its code is, absolute or relative to this package, or the module itself; empty: that of its name."""
     sections: Mapping[str, type[Section]] = field(default_factory=dict)
     """Recipe sections that not every method reads, by name."""
     reads: tuple[str, ...] = ()
@@ -175,6 +175,8 @@ class Method:
 
     def code(self) -> ModuleType:
         """Its module, imported now."""
+        if not isinstance(self.module, str):
+            return self.module
         return import_module(self.module or f".{self.name}", __package__)
 
     def reads_value(self, path: str, recipe: Sections) -> bool:

@@ -10,8 +10,9 @@ The verdict is `lossless` only if all of them pass. docs/audit.md explains why t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
+from weakref import ReferenceType, ref
 
 import torch
 
@@ -27,12 +28,13 @@ from ...errors import RequestError
 from ...storage.formats import AUDIT
 from ..config import AuditConfig
 from ..live import live
+from ..notebook import Shown
 from .enumeration import Enumeration, enumerate_decoding
 from .plants import PLANTS, Plant
 from .replay import Replay, replay
 from .rosenblatt import Rosenblatt, judge, transforms
 from .scores import Scores, ScoreSums
-from .toys import Toy, toy_of
+from .toys import MakeToy, Toy, kind_for
 
 Decoder = Literal["draftsmith", "hf"]
 # chance that a correct decoder fails the audit, and what each test has of it (Holm 1979, weighted)
@@ -52,7 +54,7 @@ Answers = list[list[int]]
 
 
 @dataclass(frozen=True)
-class AuditReport:
+class AuditReport(Shown):
     """What the audit found and what it would have found."""
 
     verdict: Verdict
@@ -62,15 +64,20 @@ class AuditReport:
     plant: str | None
     temperature: float
     enumeration: Enumeration | None
+    """None where no toy model stands for the proposer, or the decoder is not ours."""
     rosenblatt: Rosenblatt
     scores: Scores
     """Of the real pair, context by context."""
     replay: Replay
     failures: list[str]
+    drafter: ReferenceType[Any] | None = field(default=None, repr=False, compare=False)
+    """What was audited, as long as somebody holds it."""
 
     def to_dict(self) -> dict[str, Any]:
         """For `audit.json`."""
-        return {"format": AUDIT.number, **asdict(self), "distance": self.distance}
+        found = {"format": AUDIT.number, **asdict(self), "distance": self.distance}
+        del found["drafter"]
+        return found
 
     @property
     def distance(self) -> float | None:
@@ -86,6 +93,42 @@ class AuditReport:
             seen.append(max(0.0, self.enumeration.total_variation - self.enumeration.noise))
         return max(seen)
 
+    @property
+    def not_enumerated(self) -> str:
+        """Why no sequences over tables were counted; for where there are none."""
+        if self.decoder != "draftsmith":
+            return "as tables are decoded by our own engine alone"
+        return "as no toy model stands for this proposer: the real pair alone was judged"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row per proof: what it judged, its p-value or how many bugs it found, and what it would have seen."""
+        r, g, c, e = self.rosenblatt, self.replay, self.scores, self.enumeration
+        counted: tuple[Any, ...] = (None, None, f"left out, {self.not_enumerated}")
+        if e is not None:
+            counted = (f"{e.sequences:,} sequences", e.p_value, f"a bias of {e.detectable:.4f}")
+        least = min(r.histogram_p, r.mean_p, r.serial_p)
+        shifted = f"means shifted by {c.detectable:.3f} standard deviations"
+        proofs = {
+            "whole sequences over tables": counted,
+            "tokens of the real pair": (
+                f"{r.tokens:,} tokens",
+                least,
+                f"a bias along {r.order} of {r.detectable:.4f}",
+            ),
+            "context by context": (f"{len(c.tests)} tests", c.p_value, shifted),
+            "greedy replay": (
+                f"{g.argmax:,} of {g.tokens:,} are the argmax",
+                g.near_tie_p,
+                f"one bug; found {g.bugs}",
+            ),
+        }
+        return [{"proof": name, **dict(zip(("judged", "p", "would see"), row))} for name, row in proofs.items()]
+
+    @property
+    def note(self) -> str:
+        """The verdict."""
+        return "; ".join([f"verdict: {self.verdict}", *self.failures])
+
     def text(self) -> str:
         """A short block for the terminal."""
         planted = f" (planted: {self.plant})" if self.plant else ""
@@ -97,6 +140,8 @@ class AuditReport:
                 f"  enumeration: {e.sequences:,} sequences over {e.cells} cells,",
                 f"    chi-square {e.statistic:.1f}, p = {e.p_value:.3g}; would see a bias of {e.detectable:.4f}",
             ]
+        else:
+            lines.append(f"  enumeration: left out, {self.not_enumerated}")
         r, g, c = self.rosenblatt, self.replay, self.scores
         lines += [
             f"  real pair, T = {self.temperature:g}: {r.tokens:,} tokens, p = {r.histogram_p:.3g} (histogram),",
@@ -124,6 +169,7 @@ def audit(
     decoder: Decoder = "draftsmith",
     rule: str | None = None,
     enumerated: Enumeration | None = None,
+    toy: MakeToy | None = None,
 ) -> AuditReport:
     """Run all proofs on a pair.
 
@@ -133,12 +179,14 @@ def audit(
         decoder: `hf` audits transformers' own assisted generation instead of ours.
         rule: an acceptance rule by name; with a lossy one the distance is measured.
         enumerated: what an audit of the same drafter on other prompts has enumerated, which knows no prompts.
+        toy: makes the proposer over tables (`toys.py`), for a class of the caller's; without it the enumeration of
+            such a class is left out, and the report says so.
     """
     bug = _plant(plant, decoder, drafter)
     warper = Warper.of(config, config.temperature)
     counted = enumerated
     if decoder == "draftsmith" and counted is None:
-        counted = _enumerated(target, drafter, bug, rule, config)
+        counted = _enumerated(target, drafter, bug, rule, config, toy)
     write = _writer(target, drafter, config, bug, decoder, rule)
     asked, sampled = _sampled(prompts, config, write, warper)
     draft = drafter.backbone if isinstance(drafter, DraftModel) else None
@@ -151,14 +199,24 @@ def audit(
     greedy = replay(target, some, write(some, list(range(len(some))), Warper(0.0)))
     failures = [] if is_lossy(rule) else failures_of(counted, judged, greedy, scores)
     verdict: Verdict = "NOT lossless" if failures else "lossy" if is_lossy(rule) else "lossless"
-    return AuditReport(verdict, decoder, rule, plant, config.temperature, counted, judged, scores, greedy, failures)
+    return AuditReport(
+        verdict, decoder, rule, plant, config.temperature, counted, judged, scores, greedy, failures, ref(drafter)
+    )
 
 
 def _enumerated(
-    target: Backbone, drafter: Proposer, bug: Plant | None, rule: str | None, config: AuditConfig
-) -> Enumeration:
-    """Proof 1, with the drafter's class over tables on the target's device, or with the bug."""
-    toy = Toy.of(toy_of(drafter), config.seed + 1, target.device)
+    target: Backbone,
+    drafter: Proposer,
+    bug: Plant | None,
+    rule: str | None,
+    config: AuditConfig,
+    make_toy: MakeToy | None,
+) -> Enumeration | None:
+    """Proof 1, with the drafter's class over tables on the target's device, or with the bug; None without a toy."""
+    kind = kind_for(drafter, make_toy)
+    if kind is None:
+        return None
+    toy = Toy.of(type(drafter).__name__, config.seed + 1, target.device, made=kind)
     return enumerate_decoding(
         toy.target,
         toy.proposer if bug is None else lambda: bug.toy(toy.drafts),

@@ -79,6 +79,10 @@ def _hybrid(draft: Proposer, device: torch.device) -> Proposer:
     return beside(draft, index)
 
 
+MakeToy = Callable[[TableModel, Sequence[TableModel]], Proposer]
+"""Makes a proposer over tables: of a target, and of drafts that resemble it."""
+
+
 @dataclass(frozen=True)
 class ToyKind:
     """How a toy is made.
@@ -90,7 +94,7 @@ class ToyKind:
         prompt: what stands in front of every sequence.
     """
 
-    make: Callable[[TableModel, Sequence[TableModel]], Proposer]
+    make: MakeToy
     vocabulary: int = 3
     length: int = 4
     prompt: Sequence[int] = tuple(PROMPT)
@@ -211,6 +215,21 @@ def toy_of(drafter: Proposer) -> str:
     return name
 
 
+def kind_for(drafter: Proposer, make: MakeToy | None = None) -> ToyKind | None:
+    """How the toy of a drafter is made, by its family's record or by `make`; None for one of the caller's own.
+
+    A class of the caller's is not proven by a class of the package that it derives from: only a toy of that very
+    class stands for it.
+    """
+    if make is not None:
+        return ToyKind(make, prompt=SHORT_PROMPT)
+    if str(getattr(drafter, "family", "")) not in FAMILIES:
+        return None
+    name = toy_of(drafter)
+    shipped = type(drafter).__module__.split(".")[0] == __name__.split(".")[0]
+    return kind_of(name) if shipped or type(Toy.of(name, 0).proposer()) is type(drafter) else None
+
+
 def kind_of(name: str) -> ToyKind:
     """How the toy of that name is made.
 
@@ -232,17 +251,20 @@ class Toy:
     name: str
     target: TableModel
     drafts: list[TableModel]
+    made: ToyKind | None = None
+    """How it is made, where no record names it."""
 
     @classmethod
-    def of(cls, name: str, seed: int, device: torch.device | str = "cpu") -> Toy:
+    def of(cls, name: str, seed: int, device: torch.device | str = "cpu", *, made: ToyKind | None = None) -> Toy:
         """The toy of that name, on the device on which the pair decodes."""
-        target, drafts = tables(seed, vocabulary=kind_of(name).vocabulary, device=device)
-        return cls(name, target, drafts)
+        kind = made or kind_of(name)
+        target, drafts = tables(seed, vocabulary=kind.vocabulary, device=device)
+        return cls(name, target, drafts, made)
 
     @property
     def kind(self) -> ToyKind:
         """How it is made."""
-        return kind_of(self.name)
+        return self.made or kind_of(self.name)
 
     def proposer(self) -> Proposer:
         """A fresh one."""

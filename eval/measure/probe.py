@@ -11,7 +11,7 @@ from torch import nn
 
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import generate
-from ...decoding.proposal import Proposer
+from ...decoding.proposal import Drafter, Proposer
 from ...decoding.sampling import Warper
 from ...drafters.families import FAMILIES, function
 from ...drafters.model.ensemble import Ensemble
@@ -30,7 +30,7 @@ def tau_probe(
     def probe(module: nn.Module) -> dict[str, float]:
         drafter = make_proposer(module)
         done = generate(target, drafter, prompts, warper=Warper(0.0), max_new_tokens=max_new_tokens)
-        if isinstance(drafter, Ensemble):
+        if isinstance(drafter, (Ensemble, Drafter)):
             drafter.close()  # what it decoded with goes on training
         return {"tau": tau([done.steps])}
 

@@ -33,6 +33,7 @@ Path_ = tuple[str, ...]
 Reason = str | Callable[[], str]
 """An error, or what looks for its words: a nearest name takes milliseconds, and there may be thousands."""
 _IN_A_FILE = re.compile(r"\S+ \((?!--)")  # an error's path, and a place that is no flag
+_GIVEN = Path("the given recipe")
 _SHOWN = 10  # errors, so that they fit a screen
 _MOST_BYTES = 100_000  # of a recipe; a whole one has 6,000
 
@@ -75,15 +76,12 @@ class _Values:
         return tree
 
 
-def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolved:
-    """Read a recipe by name or path, apply `section.field` overrides, validate everything.
-
-    Raises:
-        RequestError: with all errors at once, each with its path and where it came from.
-    """
-    file = find_recipe(name)
+def load_recipe(name: str | Mapping[str, Any], overrides: Sequence[tuple[str, str]] = ()) -> Resolved:
+    """Read a recipe by name, by path or from a dict of its sections, apply `section.field` overrides, validate it all;
+    RequestError with all errors at once, each with its path and where it came from."""
+    file = find_recipe(name) if isinstance(name, str) else _GIVEN
     collected = _Values()
-    _read_with_base(file, collected)
+    _read_with_base(file, None if isinstance(name, str) else json.dumps(name, default=str), collected)
     for flag, text in overrides:
         _override(flag, text, collected)
     # sizes of a tree that the recipe has and a flag turns off
@@ -111,11 +109,8 @@ def _is_right(file: Path) -> bool:
 
 
 def _all_errors(file: Path, errors: Sequence[Reason], *, with_flags: bool) -> str:
-    """One screen: how many, the first of them, each on its line.
-
-    Args:
-        with_flags: the recipe is right by itself, so that flags are wrong, or do not fit it.
-    """
+    """One screen: how many, the first of them, each on its line; `with_flags`: the recipe is right by itself, so that
+    flags are wrong, or do not fit it."""
     count = len(errors)
     lines = [each if isinstance(each, str) else each() for each in errors[:_SHOWN]]
     if count > _SHOWN:
@@ -189,8 +184,8 @@ def _fields(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[tuple[Path_,
             yield (*prefix, name), info
 
 
-def _read_with_base(file: Path, collected: _Values) -> None:
-    content = _read_yaml(file)
+def _read_with_base(file: Path, given: str | None, collected: _Values) -> None:
+    content = _read_yaml(file, given)
     base = content.pop("base", None)
     if base is not None:
         if not isinstance(base, str):
@@ -215,12 +210,13 @@ def _find_base(base: str, file: Path) -> Path:
         raise RequestError(f"{file}: base: {error}") from error
 
 
-def _read_yaml(file: Path) -> CommentedMap:
+def _read_yaml(file: Path, given: str | None = None) -> CommentedMap:
+    """The content of a recipe file, or `given` in its place."""
     try:
-        size = file.stat().st_size
+        size = file.stat().st_size if given is None else len(given)
         if size > _MOST_BYTES:
             raise RequestError(f"{file}: holds {size:,} bytes; a recipe has a few thousand: name the recipe itself")
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8") if given is None else given
         _check_plain_values(text, file)
         content = YAML(typ="rt", pure=True).load(text)
     except UnicodeDecodeError as error:
@@ -270,7 +266,7 @@ def _collect(content: CommentedMap, file: Path, collected: _Values, prefix: Path
         path = (*prefix, str(key))
         lines = content.lc.data or {}  # a key of a merge (`<<`) has no line of its own
         line = (lines[key][0] if key in lines else content.lc.line) + 1
-        where = f"{file.name}:{line}"
+        where = file.name if file is _GIVEN else f"{file.name}:{line}"
         if str(key) in sections:
             collected.sections[".".join(path)] = where
             if isinstance(value, CommentedMap):
@@ -290,6 +286,12 @@ def _collect(content: CommentedMap, file: Path, collected: _Values, prefix: Path
 
 def _unknown(path: Path_, where: str) -> str:
     return f"{'.'.join(path):.80} ({where}): unknown key{_suggest(path)}"
+
+
+def forget_fields() -> None:
+    """Find the fields anew: the recipe has been made of other records."""
+    for known in (_section_names, _known_paths):
+        known.cache_clear()
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
 
 from ...config import Section
 from ...data.config import DataConfig, TokenizerConfig
@@ -89,6 +90,20 @@ if TYPE_CHECKING:
     Recipe = _Recipe
 else:
     Recipe = create_model("Recipe", __base__=_Recipe, __doc__=_Recipe.__doc__, **_of_the_records())
+
+
+def rebuild() -> None:
+    """Make the recipe anew of the records that there are now: the class stays, and whoever holds it knows them."""
+    own: dict[str, FieldInfo] = {}
+    for name, made in _of_the_records().items():
+        if isinstance(made, tuple):
+            kind, made = made
+            own[name] = FieldInfo.from_annotated_attribute(kind, made)
+    fields: dict[str, FieldInfo] = Recipe.model_fields
+    for name in set(fields) - set(_Recipe.model_fields) - set(own):
+        del fields[name]
+    fields.update(own)
+    Recipe.model_rebuild(force=True)
 
 
 def section_of(name: str) -> type[Section] | None:

@@ -14,6 +14,30 @@ from ..screen import printable
 from .model import Recipe, section_of
 
 
+def value_path(name: str, known: Sequence[str]) -> str:
+    """The dotted path of a value as Python code names it: `loop__steps`, `loop_steps`, or `steps` if there is one.
+
+    Args:
+        known: the paths that there are; of a name that is none the section is told from the field, for the error.
+
+    Raises:
+        RequestError: several sections have a value of that name.
+    """
+    path = name.replace("__", ".")
+    if path in known:
+        return path
+    joined = [each for each in known if each.replace(".", "_") == path.replace(".", "_")]
+    found = joined or [each for each in known if each.rpartition(".")[2] == name]
+    if len(found) > 1:
+        shown = " or ".join(each.replace(".", "_") for each in found)
+        raise RequestError(f"{name} is a value of several sections; expected {shown}")
+    if found:
+        return found[0]
+    sections = {each.partition(".")[0] for each in known if "." in each}
+    meant = next((each for each in sections if path.startswith(f"{each}_")), None)
+    return path if meant is None else f"{meant}.{path.removeprefix(f'{meant}_')}"
+
+
 def check_words(words: Sequence[str]) -> None:
     """Raise RequestError for a word with what no name and no value has: it would be obeyed by a terminal."""
     for word in words:

@@ -6,6 +6,7 @@ Read next: `recipe/load.py`; then `trainers/loop/loop.py`, where the work is don
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from ...errors import RequestError, Stopped
 from ...storage import explain_full_disk
 from ...trainers.loop.signals import Interrupted, interrupt_on_signal
 from ..check.models import check_recipe
-from ..recipe.load import Resolved, load_recipe
+from ..recipe.load import Resolved, field_paths, load_recipe
 from ..recipe.model import Recipe
+from ..recipe.values import value_path
 from .clock import on_a_day
 from .folder import held_folder
 from .status import Status
@@ -24,11 +26,24 @@ if TYPE_CHECKING:
     from ...trainers.loop.loop import Outcome, Probe
 
 
-def train(recipe: str | Resolved, *, out: str | Path | None = None, resume: str = "auto", **overrides: Any) -> Outcome:
-    """Run a recipe. Overrides are `section__field=value`.
+def train(
+    recipe: str | Mapping[str, Any] | Resolved,
+    *,
+    out: str | Path | None = None,
+    resume: str = "auto",
+    **overrides: Any,
+) -> Outcome:
+    """Run a recipe: a shipped one by name, a file, or a dict of its sections.
 
-    Returns how the run ended; files are in `out` (default `runs/NAME`): `run.yaml`,
-    `metrics.jsonl`, `checkpoints/`, and `drafter/` or `target/` or both.
+    Args:
+        out: the run's folder, by default `runs/NAME`; it has `run.yaml`, `metrics.jsonl`, `checkpoints/`, and
+            `drafter/` or `target/` or both.
+        resume: `auto`, `never` or a checkpoint's path.
+        overrides: values over the recipe's: `data_source="stdlib"`, `loop__steps=50`, or `steps=50` where one
+            section alone has such a value.
+
+    Returns:
+        How the run ended.
 
     Raises:
         RequestError: a wrong value, or a folder that another run is at work in or that holds another
@@ -36,11 +51,12 @@ def train(recipe: str | Resolved, *, out: str | Path | None = None, resume: str 
     """
     if out == "":
         raise RequestError("out is empty; name a folder, or leave it out for runs/NAME")
+    known = field_paths()
     flags = [
-        (key.replace("__", "."), value if isinstance(value, str) else json.dumps(value))
+        (value_path(key, known), str(value) if isinstance(value, (str, Path)) else json.dumps(value))
         for key, value in overrides.items()
     ]
-    resolved = load_recipe(recipe, flags) if isinstance(recipe, str) else recipe
+    resolved = recipe if isinstance(recipe, Resolved) else load_recipe(recipe, flags)
     folder = Path(out) if out is not None else Path("runs") / resolved.recipe.name
     check_recipe(resolved.recipe)
     resolved = on_a_day(resolved, folder, resume)

@@ -1,99 +1,120 @@
-"""A family that is nowhere in the package: a bigram network that drafts chains, as its module would be.
+"""A family that is nowhere in the package, in one file: a bigram network, by which a token depends on the last one.
 
-What the next token may be depends on the last one alone. It is here to show what a new family takes:
-this module, `bigram_trainer.py` and the records in `records.py`.
-
-Shapes: B rows, K drafted tokens, V vocabulary, H inner size.
+Shapes: B rows, K drafted tokens, N nodes, R rows of a batch, S tokens and X places of a row, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import draftsmith
 import torch
-from draftsmith.decoding.backbone.backbone import Backbone
-from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
-from draftsmith.decoding.random import Uniforms
-from draftsmith.decoding.sampling import Warper, draw
-from draftsmith.decoding.tree.tree import chain
-from draftsmith.drafters.config import DrafterConfig
-from draftsmith.drafters.export import Export, Served, ServedTarget
+from draftsmith.config import Section
+from draftsmith.drafters.export import Export
 from draftsmith.drafters.folder import read_settings
 from draftsmith.drafters.weights import net_for
+from draftsmith.trainers.sections import Run
+from draftsmith.trainers.student.warm_start import warm_started
+from draftsmith.trainers.teacher.frozen import check_teacher as check_target
+from draftsmith.trainers.teacher.frozen import run_for_target, saver
+from draftsmith.trainers.teacher.own import OwnObjective
+from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 
 @dataclass(frozen=True)
-class BigramShape:
-    """Sizes of a bigram network."""
-
+class Shape:
     vocabulary: int
     inner: int
 
 
 class BigramNet(nn.Module):
-    """Logits of the token behind a token."""
-
     family = "bigram"
 
-    def __init__(self, config: BigramShape) -> None:
+    def __init__(self, vocabulary: int, inner: int) -> None:
         super().__init__()
-        self.config = config
-        self.inner = nn.Embedding(config.vocabulary, config.inner)
-        self.outer = nn.Linear(config.inner, config.vocabulary, bias=False)
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> BigramNet:
-        return cls(BigramShape(**settings))
+        self.config = Shape(vocabulary, inner)
+        self.inner, self.outer = nn.Embedding(vocabulary, inner), nn.Linear(inner, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.outer(self.inner(tokens))
 
 
-class Bigram:
-    """Drafts a chain token by token."""
-
-    family = "bigram"
-    replayable = True
+class Bigram(draftsmith.Drafter):
+    family, replayable = "bigram", True
 
     def __init__(self, net: BigramNet, draft_length: int) -> None:
-        self.module, self.draft_length = net, draft_length
-        self.nodes, self.draft_steps = draft_length + 1, draft_length
+        self.module, self.draft_length, self.draft_steps = net, draft_length, draft_length
 
-    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
-        """Nothing to remember."""
-
-    def observe(self, committed: Committed) -> None:
-        """Nothing to roll back."""
-
-    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        random_BK = uniforms.take(self.draft_length)
-        tokens, q = [last_B], []
+    def propose(self, last_B: Tensor, warper: Any, uniforms: Any) -> draftsmith.Proposal:
+        random_BK, tokens, q = uniforms.take(self.draft_length), [last_B], []
         for k in range(self.draft_length):
             q.append(warper(self.module(tokens[-1]).float()))
-            tokens.append(draw(q[-1], random_BK[:, k]))
-        q.append(torch.zeros_like(q[-1]))  # of the leaf, never read
-        return Proposal(torch.stack(tokens, 1), chain(self.draft_length), DraftSampling.IID, torch.stack(q, 1))
+            tokens.append(draftsmith.draw(q[-1], random_BK[:, k]))
+        q_BNV = torch.stack([*q, torch.zeros_like(q[-1])], 1)  # of the leaf, never read
+        tree, tokens_BN = draftsmith.chain(len(q)), torch.stack(tokens, 1)
+        return draftsmith.Proposal(tokens_BN, tree, draftsmith.DraftSampling.IID, q_BNV)
 
 
-def load(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Bigram:
+def loss(net: BigramNet, batch: dict[str, Tensor], _states: Any) -> Tensor:
+    ids_RS, counts_RX = batch["input_ids"], batch["loss_mask"][:, 1:]
+    return cross_entropy(net(ids_RS[:, :-1][counts_RX]), ids_RS[:, 1:][counts_RX], reduction="sum")
+
+
+def check_recipe(recipe: Any) -> None:
+    if recipe.bigram.inner % 2:
+        raise draftsmith.RequestError(f"bigram.inner is {recipe.bigram.inner}; expected an even number")
+
+
+def student(recipe: Any, target: Any) -> BigramNet:
+    return BigramNet(len(target.get_output_embeddings().weight), recipe.bigram.inner)
+
+
+def run(recipe: Any, out: Path, resume: str = "auto", make_probe: Any = None) -> Any:
+    def build(target: Any, _rows: Any) -> OwnObjective:
+        objective = OwnObjective(student(recipe, target.model), loss, target.model, saver(target, "bigram"), layers=())
+        return warm_started(objective, recipe, target)
+
+    check_recipe(recipe)
+    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)
+
+
+def load(folder: Path, target: Any, *, draft_length: int, config: Any) -> Bigram:
     _, settings = read_settings(folder, target, "bigram")
-    net = net_for(folder, target, lambda: BigramNet.from_settings(settings), "a bigram network")
-    return draft_by(net, target, draft_length)
+    return Bigram(net_for(folder, target, lambda: BigramNet(**settings), "a bigram network"), draft_length)
 
 
-def draft_by(net: BigramNet, _target: Backbone, draft_length: int) -> Bigram:
-    return Bigram(net, draft_length)
+class BigramConfig(Section):
+    inner: int = Field(8, ge=2)
+    """Numbers between a token and the next one."""
 
 
-def toy(target: Any, _drafts: Sequence[Any]) -> Bigram:
-    """The proposer over a network of three tokens, for the audit to enumerate."""
-    torch.manual_seed(0)
-    return Bigram(BigramNet(BigramShape(target.vocabulary, 4)).requires_grad_(False).eval(), draft_length=2)
-
-
-def export(net: BigramNet, target: ServedTarget, _how: Served) -> Export:
-    return Export({"architectures": ["Bigram"], "vocab_size": target.vocabulary}, net.state_dict())
+FAMILY = draftsmith.Family(
+    name="bigram",
+    title="bigram",
+    kind="on target",
+    summary="what follows depends on the last token alone",
+    page="extending.md",
+    build=lambda settings: BigramNet(**settings),
+    load=load,
+    proposer=lambda net, _target, draft_length: Bigram(net, draft_length),
+    toy=lambda _drafter: "bigram",
+    toys={"bigram": lambda target, _: Bigram(BigramNet(target.vocabulary, 4).requires_grad_(False).eval(), 2)},
+    exports={
+        "vllm": draftsmith.Form("bigram", lambda net, *_: Export({"architectures": ["Bigram"]}, net.state_dict()))
+    },
+)
+METHOD = draftsmith.Method(
+    name="bigram",
+    summary="a bigram network",
+    family="bigram",
+    module=sys.modules[__name__],
+    sections={"bigram": BigramConfig},
+    reads=("target", "features", "probe", "model.start_from"),
+    sizes={"inner": "bigram.inner"},
+)
+draftsmith.register(FAMILY, METHOD)

@@ -1,8 +1,8 @@
-"""A new family is a record in each table, one module and one objective, and nothing else is touched.
+"""A new family is one short file, which registers its records, and nothing else is touched.
 
 It trains, is probed, resumes to the same bits, is initialised from a finished one, decodes, is
-audited, exported and refused where the records say so: through the real command line, in a process
-of its own, as the recipe's sections are made from the records when they are imported.
+audited, measured, exported and refused where the records say so: through the real command line, in a
+process of its own whose recipes were made before the family was registered.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ audit: {tokens: 500, sequences: 10000, prompts: 1, max_new_tokens: 8, draft_leng
 """
 DRIVER = """\
 import json, sys
-import records
-exec(sys.argv[2])
 from draftsmith.launch.cli import main
+from draftsmith.launch.recipe.load import load_recipe
+load_recipe("medusa-tiny")
+import bigram
+exec(sys.argv[2])
 for line in json.loads(sys.argv[1]):
     print("CODE", main(line.split()), flush=True)
 """
@@ -70,6 +72,13 @@ def run(folder: Path, *lines: str, before: str = "") -> tuple[list[int], str]:
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed
     return [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CODE")], printed
+
+
+def test_it_is_one_file_that_a_reader_takes_in() -> None:
+    assert [path.name for path in HERE.glob("*.py") if not path.name.startswith("test_")] == ["bigram.py"]
+    lines = (HERE / "bigram.py").read_text().splitlines()
+    assert len(lines) <= 120
+    assert max(map(len, lines)) <= 119
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from ...bars import bar, is_watched
 from ...storage import write_text
 from .sums import add_terms, means, totals
 
@@ -123,8 +122,7 @@ class Screen:
         self._steps, self._active = steps, active
         self._began, self._first = time.perf_counter(), first
         self._warned, self._told = not active, False
-        bar = active and sys.stderr.isatty()
-        self._bar = tqdm(total=steps, initial=first, disable=not bar, unit="step", leave=False)
+        self._bar = bar(total=steps, initial=first, disable=not (active and is_watched()), unit="step")
 
     def step(self) -> None:
         self._bar.update()
