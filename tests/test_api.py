@@ -24,7 +24,7 @@ from draftsmith.decoding.random import Uniforms
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.report.results import read_results, schema
-from shallow import SHALLOW
+from helpers.models.shallow_target import SHALLOW
 from torch import Tensor
 
 IDS = [[5, 9, 2, 33, 7, 9, 2], [11, 4]]

@@ -18,8 +18,8 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.random import Uniforms
 from draftsmith.errors import RequestError
 from draftsmith.fitting import rows_of
+from helpers.models.shallow_target import SHALLOW
 from safetensors.torch import load_file
-from shallow import SHALLOW
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -237,7 +237,7 @@ class Backbone:
         keep: int = 0,
         layers: Sequence[int] = (),
     ) -> Seen:
-        """`forward`, and the hidden states of `layers` (`hidden_states.py`) at every node."""
+        """`forward`, and the hidden states of `layers` (`decoding/backbone/hidden_states.py`) at every node."""
         slots = kv_cache.aim(lengths_B, len(tree))
         nodes = tree.on(lengths_B.device)
         mask = tree_mask(nodes, lengths_B, slots, ragged=kv_cache.ragged)
