@@ -27,7 +27,7 @@ from .loop.sums import COUNT
 from .losses.buckets import behind, next_size
 from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
 from .losses.mix import Mix
-from .losses.pace import joined, paced
+from .losses.pace import geometric, joined, paced
 from .method_config import MedusaConfig
 
 Reads = Callable[[int], Tensor]
@@ -103,9 +103,9 @@ class HeadsStudent(nn.Module):
         terms: dict[str, Tensor] = {}
         paces = None if self._pace_floor is None else self._paces(batch, reads, self._pace_floor)
         for k in range(1, self.medusa.config.heads + 1):
-            share_P = None if paces is None else paces[k - 1]
+            share_P, weight = (None, geometric(k, decay)) if paces is None else (paces[k - 1], None)
             head_loss, head_terms = self.head(k, batch, hidden_RSH, reads, share_P)
-            loss = loss + (decay**k * head_loss if paces is None else head_loss)
+            loss = loss + (head_loss if weight is None else weight * head_loss)
             terms |= head_terms
         return loss, {"loss": loss.detach(), **terms}
 
@@ -135,14 +135,17 @@ class HeadsStudent(nn.Module):
     @torch.no_grad()
     def _paces(self, batch: Batch, reads: Reads, floor: float) -> list[Tensor]:
         """D-PACE's weights of every head's labels: a first pass, a chunk of logits at a time."""
-        label_q, anchors = [], []
+        label_q, anchors, head = [], [], []
         for k in range(1, self.medusa.config.heads + 1):
             place = label_places(batch, k + 1)
             label_P = batch["input_ids"][:, k + 1 :][place]
             hidden_PH = self._projected(k, place, reads)
             label_q.append(self._chunked(k)(hidden_PH, label_P, only_label_q=True)[0])
             anchors.append(joined(place, batch["input_ids"].shape[1]))
-        return paced(label_q, anchors, batch["input_ids"].numel(), floor)
+            head.append(torch.full_like(label_P, k - 1))
+        counts = batch["input_ids"].numel(), len(head)
+        weight_P = paced(torch.cat(label_q), torch.cat(anchors), torch.cat(head), counts, floor)
+        return list(weight_P.split([len(each) for each in anchors]))
 
     def _projected(self, k: int, place: tuple[Tensor, Tensor], reads: Reads) -> Tensor:
         """What head k's projection reads where it has a label, [P, H]."""

@@ -28,7 +28,7 @@ from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .labels import at_labels, labelled
 from .loop.loop import Outcome
-from .loop.objective import Batch, RowWriter
+from .loop.objective import Batch, Objective
 from .loop.processes import name_the_silent
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
@@ -69,10 +69,6 @@ def check_only_ce(objective: ObjectiveConfig) -> None:
             f"objective.{asked[0]} compares with a target's distribution, and method `target` trains a "
             "model from the text alone; leave it out, or distil a draft with method `distill`"
         )
-
-
-def check_target(_recipe: Sections, _target: PreTrainedModel) -> None:
-    """Nothing: no frozen target is read."""
 
 
 def student(
@@ -132,14 +128,15 @@ class NextToken(nn.Module):
         )
 
 
-class TargetObjective:
+class TargetObjective(Objective):
     """Trains `model` on the text itself."""
 
     def __init__(self, recipe: Sections, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         rollouts = recipe.rollouts
-        self.module: nn.Module = NextToken(model, chunk=recipe.objective.chunk, unlikelihood=rollouts.unlikelihood)
-        self.rollouts: RowWriter | None = LoopedRows(rollouts, model) if rollouts.share else None
-        """What writes some of the rows, where the recipe asks for it."""
+        super().__init__(
+            NextToken(model, chunk=recipe.objective.chunk, unlikelihood=rollouts.unlikelihood),
+            rollouts=LoopedRows(rollouts, model) if rollouts.share else None,
+        )
         self._model, self._tokenizer = model, tokenizer
 
     def prepare(self, _batch: Batch) -> None:

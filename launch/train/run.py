@@ -64,9 +64,10 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
 
 def _train_method(recipe: Recipe, out: Path, resume: str) -> Outcome:
     from ...trainers.loop.setup import own_kernels
+    from ...trainers.spine import run
 
     with own_kernels():
-        return recipe.record.code().run(recipe, out, resume, lambda target: _probe(target, recipe))
+        return run(recipe, out, resume, lambda target: _probe(target, recipe))
 
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:

@@ -108,7 +108,7 @@ class ChunkedLoss(nn.Module):
         loss: TokenLoss | None = None,
         only_label_q: bool = False,
         keep: Kept | None = None,
-        told_P: Tensor | None = None,
+        report_weight_P: Tensor | None = None,
         static: Static = as_it_is,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
@@ -121,7 +121,7 @@ class ChunkedLoss(nn.Module):
             teacher: the target, where the loss compares with it.
             share_P: how much each position counts in the sum that is minimised; terms are reported
                 without it.
-            told_P: how much each position counts in the sums that are reported; default: 1.
+            report_weight_P: how much each position counts in the sums that are reported; default: 1.
             added: a product that is added to the head's, before the shaping.
             loss: another one than the module's own, for this call alone.
             only_label_q: return q(label) [P] instead of the sum, without a gradient and without
@@ -141,13 +141,13 @@ class ChunkedLoss(nn.Module):
         weight_VH, bias_V, shaping = projection.weight_VH, projection.bias_V, projection.shaping
         if static is not as_it_is:
             assert added is None and keep is None  # noqa: PT018 - of methods that compile nothing
-            longer = lengthened(hidden_PH, label_P, teacher, share_P, told_P, self.chunk)
-            hidden_PH, label_P, teacher, share_P, told_P = longer
+            longer = lengthened(hidden_PH, label_P, teacher, share_P, report_weight_P, self.chunk)
+            hidden_PH, label_P, teacher, share_P, report_weight_P = longer
             chosen, shaping = partial(static("the loss of a chunk", shaped), chosen, shaping), PLAIN
         given_PR, weight_VR = added or (None, None)
         sums = _ChunkedSum.apply(
             *(hidden_PH, weight_VH, bias_V, given_PR, weight_VR),
-            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names, keep, told_P),
+            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names, keep, report_weight_P),
         )
         return sums[0], dict(zip(names, sums[1], strict=True))
 
@@ -238,7 +238,7 @@ class _ChunkedSum(torch.autograd.Function):
         chunk: int,
         names: list[str],
         keep: Kept | None,
-        told_P: Tensor | None,
+        report_weight_P: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         compute = compute_dtype(hidden_PH)
         weight, bias = weight_VH.to(compute), None if bias_V is None else bias_V.to(compute)
@@ -267,8 +267,8 @@ class _ChunkedSum(torch.autograd.Function):
                 names[:] = list(terms)
                 if keep is not None:
                     keep.parts.append(terms[keep.name])
-                if told_P is not None:
-                    terms = {name: term * told_P[part] for name, term in terms.items()}
+                if report_weight_P is not None:
+                    terms = {name: term * report_weight_P[part] for name, term in terms.items()}
                 sums = torch.stack([term.sum(dtype=torch.float32) for term in (loss_C, *terms.values())])
                 totals = sums if totals is None else totals + sums
                 if grad_CV is None:

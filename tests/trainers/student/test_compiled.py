@@ -162,7 +162,7 @@ def test_what_stands_behind_counts_nowhere(count: int, shared: bool) -> None:
     share, told = torch.rand(count, generator=g), torch.rand(count, generator=g)
 
     def made(**more: Any) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
-        value, terms = loss(hidden, label, teacher, share, told_P=told, **more)
+        value, terms = loss(hidden, label, teacher, share, report_weight_P=told, **more)
         return value, terms, list(torch.autograd.grad(value, [hidden, head.weight, head.bias]))
 
     (plain, terms, wanted), (same, others, found) = made(), made(static=Shapes())
