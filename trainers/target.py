@@ -27,9 +27,9 @@ from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .labels import at_labels, labelled
+from .loop.interruptions import name_the_silent
 from .loop.loop import Outcome
 from .loop.objective import Batch, Objective
-from .loop.processes import name_the_silent
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, cross_entropy

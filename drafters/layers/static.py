@@ -2,7 +2,7 @@
 
 A network's loop over passes, documents and labels does not: their number is another in every batch. What is
 between is written as functions of tensors of a row's shape, and called through a `Static`: as they are, or as
-`trainers/student/compiled.py` makes them. Decoding calls nothing through it but `as_it_is`. Read next:
+`trainers/loop/compiled.py` makes them. Decoding calls nothing through it but `as_it_is`. Read next:
 `../eagle/net.py`, which has such parts.
 """
 

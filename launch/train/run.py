@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import RequestError, Stopped
 from ...storage import explain_full_disk
-from ...trainers.loop.signals import Interrupted, interrupt_on_signal
+from ...trainers.loop.interruptions import Interrupted, interrupt_on_signal
 from ..check.models import check_recipe
 from ..recipe.load import Resolved, load_recipe
 from ..recipe.model import Recipe

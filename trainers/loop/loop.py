@@ -26,16 +26,15 @@ from ...drafters.layers.row_split import joined
 from ...errors import Stopped, TrainingFailed
 from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
-from ..student.compiled import compile_parts
 from . import checkpoint, optimizer, state
+from .compiled import compile_parts
 from .feed import Feed, labels_in, upload
+from .interruptions import StopFlag, name_the_silent, stop_on_signal
 from .memory import explain_out_of_memory
 from .objective import Batch, Objective
 from .order import RowGroup, RowOrder, seed_of, share_of_group
-from .processes import name_the_silent
 from .progress import Meter, Record, Screen, copy_to_trackers
 from .sharding import check_no_average, fit_buckets, gathered, is_sharded, standalone, uses_deepspeed
-from .signals import StopFlag, stop_on_signal
 from .snapshot import Counters, Snapshots
 from .step import Steps
 from .sums import add_terms, means, total, totals

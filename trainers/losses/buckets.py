@@ -1,7 +1,7 @@
 """Numbers of positions that are few, for parts that are compiled once per shape.
 
 The number of labels is another in every batch. Zeros behind the last position make it one of few; they count
-nowhere. Read next: `chunked.py`, whose chunks are compiled; `../student/compiled.py`.
+nowhere. Read next: `chunked.py`, whose chunks are compiled; `../loop/compiled.py`.
 
 Shapes: P positions, X of them with those that stand behind.
 """

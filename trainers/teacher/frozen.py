@@ -25,9 +25,9 @@ from ...drafters.folder import save_heads
 from ...drafters.projection import check_logits
 from ...errors import RequestError
 from ..config import FROM_TARGET, TargetConfig
+from ..loop.interruptions import name_the_silent
 from ..loop.loop import Outcome, Plan
 from ..loop.objective import Objective
-from ..loop.processes import name_the_silent
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..packed.lengths import check_rows_fit
 from ..sections import Run, Sections

@@ -3,7 +3,7 @@
 What is compiled is what an objective's module calls through its `static` (`drafters/layers/static.py`): functions, not
 modules, so that weights, their names, checkpoints and decoding stay what they are. Each part is taken whole
 or not at all: torch never falls back to Python without a word. Shapes are static; where the number of labels
-differs from batch to batch, few sizes are made of it (`../losses/buckets.py`). Read next: `../loop/loop.py`, which
+differs from batch to batch, few sizes are made of it (`../losses/buckets.py`). Read next: `loop.py`, which
 asks for it; `../losses/chunked.py` and `drafters/eagle/net.py`, what is compiled.
 """
 

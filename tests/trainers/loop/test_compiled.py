@@ -24,13 +24,13 @@ from draftsmith.launch.check.unread import check_read
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import LoopConfig, ObjectiveConfig, OptimizerConfig
+from draftsmith.trainers.loop import compiled
+from draftsmith.trainers.loop.compiled import Compiled, check_compiler, compile_parts
 from draftsmith.trainers.loop.setup import make_accelerator
 from draftsmith.trainers.losses.buckets import next_size, whole_chunks
 from draftsmith.trainers.losses.chunked import ChunkedLoss, SharedTeacher, Teacher, _parts
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.methods import METHODS
-from draftsmith.trainers.student import compiled
-from draftsmith.trainers.student.compiled import Compiled, check_compiler, compile_parts
 from faults import compiled_ranks, ranks, toy
 from method_objectives import build
 from torch import Tensor, nn
