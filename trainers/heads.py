@@ -9,7 +9,7 @@ H hidden size, F numbers that a head reads, X positions that have a token so far
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..drafters.heads.medusa import Heads
 from ..drafters.layers.recomputed import again
-from ..drafters.layers.static import Static, as_it_is
+from ..drafters.layers.static import StaticParts, as_it_is
 from ..drafters.projection import Shaping
 from ..errors import RequestError
 from .config import ObjectiveConfig
@@ -68,7 +68,7 @@ class HeadLoss:
         return {"loss": terms["loss"], "top1": top1_C, **reported}
 
 
-class HeadsStudent(nn.Module):
+class HeadsStudent(StaticParts):
     """Heads and the loss of each, in chunks over the positions where it has a label.
 
     A method's student adds `forward`: what its heads read, and how their losses add up.
@@ -84,7 +84,6 @@ class HeadsStudent(nn.Module):
         """
         super().__init__()
         self._recompute = recompute
-        self.static: Static = as_it_is
         self.medusa = heads  # checkpoints name its parameters by this attribute
         self._loss = HeadLoss(objective)
         self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
@@ -94,6 +93,10 @@ class HeadsStudent(nn.Module):
         # shards or saves this module must not touch it
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
         self._frozen = (ChunkedLoss(head, self._loss, chunk=objective.chunk, shaping=shaping),)
+
+    def frozen_parts(self) -> Iterable[nn.Module]:
+        """The target's projection."""
+        return self._frozen
 
     def decayed(
         self, batch: Batch, hidden_RSH: Tensor, reads: Reads, decay: float
@@ -126,7 +129,7 @@ class HeadsStudent(nn.Module):
         if self._loss.distils:
             teacher = self._teacher(hidden_RSH[:, k:-1][place])
         given_PH = again(self._projected, self._recompute)(k, place, reads)
-        loss, sums = self._chunked(k)(given_PH, label_P, teacher, share_P, static=self.static)
+        loss, sums = self._chunked(k)(given_PH, label_P, teacher, share_P)
         # the loop adds up the same names on every process, whatever the batch held there
         terms = {f"head{k}_{name}": sums.get(name, loss.detach() * 0) for name in self._loss.names}
         counted = torch.full_like(loss.detach(), len(label_P))

@@ -129,6 +129,8 @@ class PardTeacher(NamedTuple):
 class PardStudent(Student):
     """The draft over text and masks, and its loss, in chunks over positions."""
 
+    compiles = False
+
     def __init__(
         self, draft: PreTrainedModel, target: PreTrainedModel, objective: ObjectiveConfig, *, drafts: int, mask_id: int
     ) -> None:

@@ -92,6 +92,8 @@ class PeagleTeacher(NamedTuple):
 class PeagleStudent(Student):
     """The network over true pairs and mask pairs, and the loss of every depth."""
 
+    compiles = False
+
     draft: PeagleNet
 
     def __init__(self, draft: PeagleNet, target: Projection, recipe: Sections) -> None:

@@ -83,6 +83,8 @@ class BlockLoss:
 class BlockStudent(Student):
     """The network over the blocks of a batch, and the loss of their drafts."""
 
+    compiles = False
+
     def __init__(self, draft: BlockNet, target: Any, recipe: Sections, *, keeps_overlap: bool = False) -> None:
         """`keeps_overlap`: `auxiliary_loss` is told how much of every draft's distribution is accepted."""
         self._config = recipe.block

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.stacked import laid_out, product
 from ...decoding.on_host import distinct, on_host, sent
-from ...drafters.layers.static import Static, as_it_is
+from ...drafters.layers.static import StaticParts, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from .buckets import behind, lengthened
 from .mix import cross_entropy as label_entropy
@@ -64,11 +64,12 @@ class Kept(NamedTuple):
     """Chunk by chunk, in the order of the positions."""
 
 
-class ChunkedLoss(nn.Module):
+class ChunkedLoss(StaticParts):
     """The head and the loss in one: hidden states in, sum of losses out.
 
     It is a module with the head's weight as its own parameter, so that whatever shards
-    parameters gathers it here as for any other layer.
+    parameters gathers it here as for any other layer. The loss of a chunk goes through `static`, in few sizes of it,
+    unless `added` or `keep` is given.
     """
 
     weight: Tensor
@@ -109,7 +110,6 @@ class ChunkedLoss(nn.Module):
         only_label_q: bool = False,
         keep: Kept | None = None,
         report_weight_P: Tensor | None = None,
-        static: Static = as_it_is,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
 
@@ -128,7 +128,6 @@ class ChunkedLoss(nn.Module):
                 terms, as `pace.py` needs before the loss. A flag of forward(), because ZeRO-3
                 gathers weights only inside a module's forward.
             keep: a term that is wanted position by position too; nothing is kept where there are none.
-            static: what compiles the loss of a chunk, in few sizes of it; neither with `added` nor with `keep`.
         """
         projection = self.projection
         if only_label_q:
@@ -139,11 +138,11 @@ class ChunkedLoss(nn.Module):
         names: list[str] = []
         chosen = self.loss if loss is None else loss
         weight_VH, bias_V, shaping = projection.weight_VH, projection.bias_V, projection.shaping
-        if static is not as_it_is:
+        if self.static is not as_it_is:
             assert added is None and keep is None  # noqa: PT018 - of methods that compile nothing
             longer = lengthened(hidden_PH, label_P, teacher, share_P, report_weight_P, self.chunk)
             hidden_PH, label_P, teacher, share_P, report_weight_P = longer
-            chosen, shaping = partial(static("the loss of a chunk", shaped), chosen, shaping), PLAIN
+            chosen, shaping = partial(self.static("the loss of a chunk", shaped), chosen, shaping), PLAIN
         given_PR, weight_VR = added or (None, None)
         sums = _ChunkedSum.apply(
             *(hidden_PH, weight_VH, bias_V, given_PR, weight_VR),

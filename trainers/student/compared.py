@@ -11,7 +11,7 @@ N states of the target, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...decoding.on_host import on_host, sent
 from ...drafters.layers.row_split import WHOLE, RowSplit
-from ...drafters.layers.static import Static, as_it_is
+from ...drafters.layers.static import StaticParts
 from ..config import ObjectiveConfig
 from ..labels import has_label, label_places
 from ..loop.objective import Batch
@@ -52,7 +52,7 @@ class Drafts(NamedTuple):
         return self.report_weight_P * (self.label_P2[:, 1] == 0)
 
 
-class Student(nn.Module):
+class Student(StaticParts):
     """A drafter and its loss: `forward` says which drafts there are, `compare` what follows from them.
 
     What may differ between methods are hooks: `weights`, `teacher`, `labels`, `prefix_logits`, `auxiliary_loss`.
@@ -82,7 +82,6 @@ class Student(nn.Module):
         self.draft, self._drafts = draft, drafts
         self.split = WHOLE
         """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
-        self.static: Static = as_it_is
         self._decay, self._sums_to_one = decay, sums_to_one
         self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
         if frozen:
@@ -91,6 +90,10 @@ class Student(nn.Module):
             self._frozen = (head,)
         else:
             self.head = head
+
+    def frozen_parts(self) -> Iterable[nn.Module]:
+        """The frozen head."""
+        return getattr(self, "_frozen", ())
 
     @property
     def judge(self) -> ChunkedLoss:
@@ -115,7 +118,6 @@ class Student(nn.Module):
             detach=detach,
             recompute=recompute,
             split=self.split,
-            static=self.static,
         )
         return compared(outputs, batch, self.split)
 
@@ -137,7 +139,6 @@ class Student(nn.Module):
             added=self.prefix_logits(drafts, batch),
             keep=keep,
             report_weight_P=weight_P,
-            static=self.static,
         )
         terms.pop("overlap", None)
         # without drafts there are no parts

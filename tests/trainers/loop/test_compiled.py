@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch._inductor.config
 from conftest import make_target
-from draftsmith.drafters.layers.static import as_it_is
+from draftsmith.drafters.layers.static import Static, as_it_is
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.launch.check.check import _device
 from draftsmith.launch.check.unread import check_read
@@ -161,11 +161,12 @@ def test_what_stands_behind_counts_nowhere(count: int, shared: bool) -> None:
     label = torch.randint(0, 30, (count,), generator=g)
     share, told = torch.rand(count, generator=g), torch.rand(count, generator=g)
 
-    def made(**more: Any) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
-        value, terms = loss(hidden, label, teacher, share, report_weight_P=told, **more)
+    def made(static: Static) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
+        loss.static = static
+        value, terms = loss(hidden, label, teacher, share, report_weight_P=told)
         return value, terms, list(torch.autograd.grad(value, [hidden, head.weight, head.bias]))
 
-    (plain, terms, wanted), (same, others, found) = made(), made(static=Shapes())
+    (plain, terms, wanted), (same, others, found) = made(as_it_is), made(Shapes())
     torch.testing.assert_close(same, plain)
     torch.testing.assert_close(others, terms)
     torch.testing.assert_close(found, wanted)
@@ -319,8 +320,9 @@ def test_methods_without_parts_are_refused() -> None:
         else:
             with pytest.raises(RequestError, match=rf"loop.compile is True, and method `{name}`.*train with `target`"):
                 check_read(Recipe(method=name, loop=on))
-    with pytest.raises(RequestError, match="this method has no parts that are compiled; methods target, distill, "):
-        compile_parts(nn.Linear(2, 2), on)
+    for module in (nn.Linear(2, 2), toy.objective_of("pard", pard={"drafts": 2}).module):
+        with pytest.raises(RequestError, match="this method has no parts that are compiled; methods target, distill, "):
+            compile_parts(module, on)
 
 
 @pytest.mark.parametrize(
