@@ -321,7 +321,9 @@ def test_methods_without_parts_are_refused() -> None:
             with pytest.raises(RequestError, match=rf"loop.compile is True, and method `{name}`.*train with `target`"):
                 check_read(Recipe(method=name, loop=on))
     for module in (nn.Linear(2, 2), toy.objective_of("pard", pard={"drafts": 2}).module):
-        with pytest.raises(RequestError, match="this method has no parts that are compiled; methods target, distill, "):
+        with pytest.raises(
+            RequestError, match="this method has no parts that are compiled; methods target, distill, "
+        ):
             compile_parts(module, on)
 
 
