@@ -8,7 +8,7 @@ The losses of both are compared at every step.
     python benchmarks/compiled_step.py --json docs/results/compiled-step.json
     python benchmarks/compiled_step.py --recipes eagle-tiny --tiny          # checks the script, measures nothing
 
-Read next: `train_step.py`, the parts of a step; `trainers/student/compiled.py`, what is compiled.
+Read next: `train_step.py`, the parts of a step; `trainers/loop/compiled.py`, what is compiled.
 """
 
 from __future__ import annotations

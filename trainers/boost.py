@@ -31,6 +31,7 @@ from ..drafters.model.ensemble import save_ensemble
 from ..drafters.model.family import load_chain_draft
 from ..errors import RequestError
 from ..storage import replace_folder
+from . import spine
 from .boosting.coverage import acceptance, left_share, weights
 from .boosting.coverage_pass import (
     Matches,
@@ -59,7 +60,6 @@ from .config import ModelConfig
 from .loop.loop import Outcome, Plan, Probe
 from .loop.objective import Batch, Objective
 from .loop.setup import make_accelerator, run_loop
-from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .losses.weighted_rows import WeightedRows
@@ -70,8 +70,7 @@ from .student.distillation import DraftStudent, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
 from .student.lora import check_adapter
 from .teacher.feature_cache import feature_source, model_hash
-from .teacher.features import FeatureSource, OnlineFeatures
-from .teacher.frozen import Save, check_teacher, freeze, load_teacher, plan_of, prepare_rows
+from .teacher.frozen import Save, load_teacher, plan_of, prepare_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -87,8 +86,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, samples beyond the context, or sizes of no cut."""
-    check_teacher(recipe, target)
+    """Raise RequestError for sizes of no cut."""
     for model in trained_models(recipe.boost, recipe.model):
         check_cut(model, target)
 
@@ -103,13 +101,12 @@ def student(recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedToke
     return max(drafts, key=size_of)
 
 
-class SsmObjective:
+class SsmObjective(spine.DrafterObjective):
     """Trains one SSM to have the distribution of the frozen `target` on what is left for it."""
 
     def __init__(self, student: DraftStudent, target: PreTrainedModel, save: Save) -> None:
-        self._student, self._target, self._save = student, freeze(target), save
-        self.module: nn.Module = student
-        self.features: FeatureSource = OnlineFeatures(target)
+        super().__init__(student, student.draft, target, save)
+        self._student = student
 
     def set_steps(self, steps: int) -> None:
         """How many steps the round has: the mix moves over a share of them."""
@@ -119,18 +116,9 @@ class SsmObjective:
         """Minimise that step's mix."""
         self._student.begin_step(step)
 
-    @torch.no_grad()
     def prepare(self, batch: Batch) -> Teacher:
         """The target's last hidden states at the labelled positions."""
-        (hidden_RSH,) = self.features(batch)
-        return teacher_of(self._target, hidden_RSH, batch)
-
-    def export(self, folder: Path) -> None:
-        """Write a drafter folder."""
-        self._save(standalone(self._student.draft), folder)
-
-    def draft(self) -> nn.Module:
-        return self._student.draft
+        return teacher_of(self._target, super().prepare(batch).hidden_RSH, batch)
 
 
 def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
@@ -142,7 +130,7 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
     check_recipe(recipe)
     check_resume(out, resume)
     run_ = Run(recipe, out, resume, make_probe)
-    accelerator, target = load_teacher(run_, check_target)
+    accelerator, target = load_teacher(run_, spine.check_target)
     check_derived_members(recipe.boost, target)
     check_origins(recipe.boost, recipe.model, target)
     rows = prepare_rows(run_, accelerator, target)

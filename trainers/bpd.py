@@ -6,7 +6,7 @@ The target stays frozen, or is tuned with the layer: then its own output is one 
 keeps it a language model. With `data` that the target has written both are the paper's distilled
 regime, with the text's own answers its gold one; `objective.kl` teaches distributions in place of tokens.
 Order of the file, as in every trainer: what it requires and what is trained, the loss, the
-teacher's side, the run. Read next: `drafters/heads/bpd.py`, the layer; `heads.py`, labels and losses
+teacher's side, how a run begins. Read next: `drafters/heads/bpd.py`, the layer; `heads.py`, labels and losses
 of heads; `teacher/tuned.py`.
 
 Shapes: R rows, S tokens of a row, H hidden size.
@@ -24,18 +24,17 @@ from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
 from ..drafters.heads.bpd import BpdHeads
 from .heads import HeadLoss, HeadsStudent, last_states_of
-from .loop.loop import Outcome
-from .loop.objective import Batch
+from .loop.objective import Batch, Objective
 from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import MakeProbe, Run, Sections
+from .sections import Run, Sections
+from .spine import DrafterObjective, begun
 from .student.warm_start import warm_started
-from .teacher.features import FeatureSource, OnlineFeatures
-from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
+from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
-from .teacher.tuned import TunedStudent, TunedTarget, check_tuned, run_tuned, tuned_saver
+from .teacher.tuned import TunedStudent, TunedTarget, check_tuned, tuned_saver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,11 +46,6 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
     if recipe.tunes_target:
         check_tuned(recipe)
-
-
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
-    check_teacher(recipe, target)
 
 
 def student(recipe: Sections, target: PreTrainedModel) -> BpdHeads:
@@ -118,14 +112,12 @@ class TunedBpdStudent(TunedStudent):
         return loss, {**terms, **own, "loss": loss.detach()}
 
 
-class BpdObjective:
+class BpdObjective(DrafterObjective):
     """Trains `layer` for a frozen target; every step begins with the choice of a head."""
 
     def __init__(self, recipe: Sections, layer: BpdHeads, target: PreTrainedModel, save: Save) -> None:
-        self._student = BpdStudent(layer, freeze(target), recipe)
-        self.module: nn.Module = self._student
-        self.features: FeatureSource = OnlineFeatures(target)
-        self._layer, self._save = layer, save
+        self._student = BpdStudent(layer, target, recipe)
+        super().__init__(self._student, layer, target, save)
         self._every_head = recipe.bpd.every_head
 
     def begin_step(self, _step: int, seed: int) -> None:
@@ -133,28 +125,15 @@ class BpdObjective:
         if not self._every_head:
             self._student.draw(seed)
 
-    @torch.no_grad()
-    def prepare(self, batch: Batch) -> TeacherOutput:
-        """The target's last hidden states."""
-        (hidden_RSH,) = self.features(batch)
-        return TeacherOutput(hidden_RSH)
 
-    def export(self, folder: Path) -> None:
-        """Write a drafter folder."""
-        self._save(standalone(self._layer), folder)
-
-    def draft(self) -> nn.Module:
-        return self._layer
-
-
-class TunedBpdObjective:
+class TunedBpdObjective(Objective):
     """Trains `layer` and the target beneath it."""
 
     def __init__(self, recipe: Sections, layer: BpdHeads, tuned: TunedTarget, save: Save) -> None:
-        self._distils = HeadLoss(recipe.objective).distils
+        self._distils = remembers(recipe)
         self._student = BpdStudent(layer, tuned.model, recipe)
         self._joint = TunedBpdStudent(self._student, tuned, distils=self._distils, chunk=recipe.objective.chunk)
-        self.module: nn.Module = self._joint
+        super().__init__(self._joint)
         self._layer, self._tuned, self._save = layer, tuned, save
         self._every_head = recipe.bpd.every_head
 
@@ -178,24 +157,17 @@ class TunedBpdObjective:
         return self._layer
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
-    """Train a layer into `out/drafter`; a tuned target, which alone it fits, into `out/target`.
+def build(run: Run, target: Backbone, _rows: Prepared) -> BpdObjective:
+    """What a run for a frozen target trains: a fresh layer, or the one that `model.start_from` names."""
+    return begun(BpdObjective, run.recipe, student(run.recipe, target.model), target)
 
-    The layer is fresh, or the one that `model.start_from` names.
-    """
-    check_recipe(recipe)
 
-    def build(target: Backbone, _rows: Prepared) -> BpdObjective:
-        objective = BpdObjective(recipe, student(recipe, target.model), target.model, saver(target, "bpd"))
-        return warm_started(objective, recipe, target)
+def build_tuned(run: Run, tuned: TunedTarget, _rows: Prepared) -> TunedBpdObjective:
+    """The same for a target that is tuned."""
+    layer = warm_started(student(run.recipe, tuned.model), run.recipe, tuned.backbone)
+    return TunedBpdObjective(run.recipe, layer, tuned, tuned_saver(tuned, "bpd", run.out))
 
-    def build_tuned(tuned: TunedTarget, _rows: Prepared) -> TunedBpdObjective:
-        save = tuned_saver(tuned, "bpd", out)
-        objective = TunedBpdObjective(recipe, student(recipe, tuned.model), tuned, save)
-        return warm_started(objective, recipe, tuned.backbone)
 
-    run_ = Run(recipe, out, resume, make_probe)
-    if not recipe.tunes_target:
-        return run_for_target(build, run_, check_target=check_target)
-    remember = HeadLoss(recipe.objective).distils
-    return run_tuned(build_tuned, run_, check_target=check_target, remember=remember)
+def remembers(recipe: Sections) -> bool:
+    """Whether a tuned target's own output is held to the distribution that it had before the run."""
+    return HeadLoss(recipe.objective).distils

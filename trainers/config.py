@@ -215,8 +215,8 @@ class ObjectiveConfig(Section):
     """Share of the steps in which the weights move linearly from forward KL alone to those above;
     empty: 0.3 with `tv` and neither `kl` nor `ce`, else 0. For `distill` and `boost`."""
     positions: Literal["geometric", "d-pace"] = "geometric"
-    """Weights of the positions that heads or passes predict together: `geometric` is `decay`^j of
-    the method's section; `d-pace` instead follows how likely the draft is to be accepted so far."""
+    """Weights of the drafts behind one place of the text: `geometric` lets each count `decay` times the one before it,
+    by the method's section; `d-pace` instead follows how likely the draft is to be accepted so far."""
     pace_floor: float = Field(0.5, gt=0, le=1)
     """For `d-pace`: the probability with which a token counts that the draft gives none, so that
     far positions learn from the first step."""

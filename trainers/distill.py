@@ -2,35 +2,29 @@
 
 Sources: Hinton et al. 2015; DistillSpec (Zhou et al. 2023) for the forward KL on drafts, and which
 divergence suits which task. Order of the file, as in every trainer: what it requires and what is
-trained (its loss is `student/distillation.py`), the teacher's side, the run. Read next:
+trained (its loss is `student/distillation.py`), the teacher's side, how a run begins. Read next:
 `student/draft.py`, the draft; `losses/chunked.py` and `losses/divergences.py`, the mathematics.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
-from torch import nn
 
 from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
-from .loop.loop import Outcome
 from .loop.objective import Batch
-from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .packed.lengths import check_start_context
 from .packed.passes import check_compiled_rows
 from .pruning.sizes import check_cut
-from .sections import MakeProbe, Run, Sections
+from .sections import Run, Sections
+from .spine import DrafterObjective
 from .student.distillation import DraftStudent, check_compiled_mix, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
 from .student.lora import check_adapter
-from .teacher.features import FeatureSource, OnlineFeatures
-from .teacher.frozen import Save, check_teacher, freeze, run_for_target
+from .teacher.frozen import Save
 from .teacher.rollouts import Rollouts, check_rollout_prompts, check_rollout_rows
 
 if TYPE_CHECKING:
@@ -48,9 +42,13 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, rows beyond the context, or sizes of no cut."""
-    check_teacher(recipe, target)
+    """Raise RequestError for sizes of no cut."""
     check_cut(recipe.model, target)
+
+
+def check_start(recipe: Sections) -> None:
+    """Raise RequestError for rows that are too long for the model of `start_from`; reads no weights."""
+    check_start_context(recipe.model, recipe.row_tokens)
 
 
 def check_rows(recipe: Sections, rows: Prepared) -> None:
@@ -72,16 +70,12 @@ def student(
     return make_draft(recipe, recipe.model, recipe.lora, target, tokenizer, pruned=pruned)
 
 
-class DistillObjective:
+class DistillObjective(DrafterObjective):
     """Trains `draft` to have the distribution of the frozen `target`."""
 
     def __init__(self, recipe: Sections, draft: PreTrainedModel, target: PreTrainedModel, save: Save) -> None:
-        self._student = DraftStudent(draft, freeze(target), recipe.objective)
-        self.module: nn.Module = self._student
-        self._draft, self._target, self._save = draft, target, save
-        self.features: FeatureSource = OnlineFeatures(target)
-        self.rollouts: Rollouts | None = None
-        """What writes some of the rows, where the recipe asks for it."""
+        self._student = DraftStudent(draft, target, recipe.objective)
+        super().__init__(self._student, draft, target, save)
         if recipe.rollouts.share:
             self.rollouts = Rollouts(recipe.rollouts, draft, target)
             self.features.looks_ahead = False  # at rows that will be others
@@ -94,30 +88,14 @@ class DistillObjective:
         """Minimise that step's mix."""
         self._student.begin_step(step)
 
-    @torch.no_grad()
     def prepare(self, batch: Batch) -> Teacher:
         """The target's last hidden states at the labelled positions."""
-        (hidden_RSH,) = self.features(batch)
-        return teacher_of(self._target, hidden_RSH, batch)
-
-    def export(self, folder: Path) -> None:
-        """Write a drafter folder."""
-        self._save(standalone(self._draft), folder)
-
-    def draft(self) -> nn.Module:
-        return self._draft
+        return teacher_of(self._target, super().prepare(batch).hidden_RSH, batch)
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
-    """Distil a draft into `out/drafter`."""
-    check_recipe(recipe)
-    check_start_context(recipe.model, recipe.row_tokens)
-
-    def build(target: Backbone, rows: Prepared) -> DistillObjective:
-        pruned = cut_from_target(recipe, recipe.model, target.model, rows.validation, out=out, seed=recipe.loop.seed)
-        draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
-        save = partial(save_draft, target=target, lora=recipe.lora)
-        return DistillObjective(recipe, draft, target.model, save)
-
-    run_ = Run(recipe, out, resume, make_probe)
-    return run_for_target(build, run_, check_target=check_target, check_rows=check_rows)
+def build(run: Run, target: Backbone, rows: Prepared) -> DistillObjective:
+    """What a run trains: a draft from scratch, given, or cut from the target."""
+    recipe = run.recipe
+    pruned = cut_from_target(recipe, recipe.model, target.model, rows.validation, out=run.out, seed=recipe.loop.seed)
+    draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
+    return DistillObjective(recipe, draft, target.model, partial(save_draft, target=target, lora=recipe.lora))

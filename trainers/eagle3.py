@@ -2,8 +2,9 @@
 
 Li et al. 2025 (arXiv 2503.01840): no loss on features, only on distributions, and training sees what
 drafting will see. The target runs frozen in the same process. Order of the file, as in every
-trainer: what it requires and what is trained, the loss, the teacher's side, the run. Read next:
-`drafters/eagle/net3.py`, the network; `eagle_common.py`, what is compared; `losses/draft_vocabulary.py`, how.
+trainer: what it requires and what is trained, the loss, the teacher's side, how a run begins. Read next:
+`drafters/eagle/net3.py`, the network; `spine.py`, the run; `student/compared.py`, what is compared;
+`losses/draft_vocabulary.py`, how.
 
 Shapes: R rows, S tokens of a row, P positions that count over all passes, H hidden size, F numbers of the
 fused states.
@@ -12,34 +13,28 @@ fused states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
 from ..decoding.backbone.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net
-from ..drafters.layers.row_split import WHOLE, RowSplit
-from ..drafters.layers.static import Static, as_it_is
 from ..drafters.projection import Projection
-from .eagle_common import compared, in_text_order, reported, shares, told_by_pass
-from .loop.loop import Outcome
 from .loop.objective import Batch
-from .loop.sharding import standalone
-from .losses.chunked import ChunkedLoss
+from .losses.chunked import ChunkedLoss, Teacher
 from .losses.draft_vocabulary import DraftVocabularyLoss, WholeTeacher, drafted
 from .losses.mix import Mix
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import MakeProbe, Run, Sections
+from .sections import Run, Sections
+from .spine import DrafterObjective, begun
+from .student.compared import Student
 from .student.fused import chosen_layers, covered_by_half, draft_vocabulary, frequent_tokens, say_covered
-from .student.warm_start import warm_started
-from .teacher.features import FeatureSource, OnlineFeatures
-from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
-from .teacher.output import Part, TeacherOutput, next_embeds
+from .teacher.frozen import Save
+from .teacher.output import TeacherOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,9 +49,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, rows beyond the context, or
-    hidden states that the target does not have."""
-    check_teacher(recipe, target)
+    """Raise RequestError for hidden states that the target does not have."""
     chosen_layers(recipe.eagle3.layers, target)
 
 
@@ -82,93 +75,49 @@ def coverage(recipe: Sections, labels: Sequence[Sequence[int]]) -> str:
     return covered_by_half(labels, recipe.eagle3.vocabulary, "eagle3.vocabulary")
 
 
-class Eagle3Student(nn.Module):
+class Eagle3Student(Student):
     """The network, unrolled over its own outputs, and the loss of every pass."""
 
+    draft: Eagle3Net
+
     def __init__(self, draft: Eagle3Net, target: Projection, recipe: Sections) -> None:
-        super().__init__()
-        config = recipe.eagle3
-        self.draft, self._config, self._objective = draft, config, recipe.objective
-        self.split = WHOLE
-        """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
-        self.static: Static = as_it_is
+        config = self._config = recipe.eagle3
         self._mix = Mix.of(recipe.objective, kl=0.0)
         loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
-        self.head = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
+        judge = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
+        super().__init__(draft, judge, recipe.objective, drafts=config.passes, decay=config.decay, frozen=False)
         # in a tuple it is no part of this module: the projection is the target's
         self._target = (target,)
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         fused_RSF, embeds_RSH = teacher_output.fused_RSF, teacher_output.embeds_RSH
-        assert fused_RSF is not None  # `Eagle3Objective.prepare` makes both
+        assert fused_RSF is not None  # `Eagle3Objective` asks for both
         assert embeds_RSH is not None
-        own = self.split.own(batch["input_ids"].shape[1])
-        outputs = self.draft.unroll(
-            self.draft.fuse(fused_RSF[:, : own.stop - own.start]),
-            embeds_RSH,
-            batch["positions"],
-            batch["documents"],
-            self._config.passes,
-            recompute=self._config.recompute,
-            split=self.split,
-            static=self.static,
-        )
-        guess_PH, at_P, label_P2 = compared(outputs, batch, self.split)
-        label_P, pass_P = label_P2.unbind(-1)
+        hidden_RLH = self.draft.fuse(self.own(fused_RSF, batch))
+        drafts = self.unrolled(hidden_RLH, embeds_RSH, batch, recompute=self._config.recompute)
+        label_P, pass_P = drafts.label_P2.unbind(-1)
         label_P2 = torch.stack([drafted(label_P, self.draft.ids_U), pass_P], 1)
-        hidden_PH = self.draft.head_input(guess_PH)
-        share_P = shares(label_P2, hidden_PH, self.head, batch, self._config, self._objective, self.split)
-        at_P, hidden_PH, label_P2, share_P = in_text_order(at_P, hidden_PH, label_P2, share_P)
-        (target,) = self._target
-        teacher = WholeTeacher.of(
-            teacher_output.hidden_RSH.flatten(0, 1), target, at_P, ids_U=self.draft.ids_U, mix=self._mix
-        )
-        told_P = told_by_pass(at_P, label_P2[:, 1], batch, self._config.passes, self.split)
-        loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, told_P=told_P, static=self.static)
-        return loss, reported(loss, terms, told_P, label_P2[:, 1], self._config.passes)
+        hidden_PH = self.draft.head_input(drafts.hidden_PH)
+        return self.compare(drafts._replace(hidden_PH=hidden_PH, label_P2=label_P2), batch, teacher_output)
+
+    def teacher(self, given: TeacherOutput, at_P: Tensor) -> Teacher:
+        """The target's distributions over its whole vocabulary, cut to the draft's."""
+        (target,), states_NH = self._target, given.hidden_RSH.flatten(0, 1)
+        return WholeTeacher.of(states_NH, target, at_P, ids_U=self.draft.ids_U, mix=self._mix)
 
 
-class Eagle3Objective:
+class Eagle3Objective(DrafterObjective):
     """Trains `draft` to have the distribution of the frozen `target` along its own drafts."""
 
     def __init__(self, recipe: Sections, draft: Eagle3Net, target: PreTrainedModel, save: Save) -> None:
-        self.module: nn.Module = Eagle3Student(draft, Projection.of(freeze(target)), recipe)
-        self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
-        self._ahead = recipe.eagle3.passes
-        self._draft, self._target, self._save = draft, target, save
-
-    @torch.no_grad()
-    def prepare(self, batch: Batch) -> TeacherOutput:
-        """The target's hidden states and the embeddings of the tokens behind them."""
-        *fused, hidden_RSH = self.features(batch)
-        embeds_RSH = next_embeds(self._target, batch, self.features.part)
-        return TeacherOutput(hidden_RSH, embeds_RSH, torch.cat(fused, -1))
-
-    def split_rows(self, split: RowSplit) -> None:
-        """Learn from a part of every row; what the target gives goes on behind it for the later passes."""
-        self.module.split = split  # type: ignore[assignment]
-        self.features.part = Part(split, self._ahead)
-
-    def export(self, folder: Path) -> None:
-        """Write a drafter folder."""
-        self._save(standalone(self._draft), folder)
-
-    def draft(self) -> nn.Module:
-        return self._draft
+        goal, layers = Eagle3Student(draft, Projection.of(target), recipe), (*draft.config.layers, LAST)
+        super().__init__(goal, draft, target, save, layers=layers, reads_tokens=True, ahead=recipe.eagle3.passes)
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
-    """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle3`.
-
-    It is fresh, or the one that `model.start_from` names, with that one's draft vocabulary.
-    """
-    check_recipe(recipe)
-
-    def build(target: Backbone, rows: Prepared) -> Eagle3Objective:
-        ids = frequent_tokens(rows.train, min(recipe.eagle3.vocabulary, target.vocabulary))
-        net = student(recipe, target.model, ids)
-        objective = warm_started(Eagle3Objective(recipe, net, target.model, saver(target, "eagle3")), recipe, target)
-        say_covered(rows.train, net.ids_U.tolist())
-        return objective
-
-    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)
+def build(run: Run, target: Backbone, rows: Prepared) -> Eagle3Objective:
+    """What a run trains: a fresh network, or the one that `model.start_from` names, with its draft vocabulary."""
+    ids = frequent_tokens(rows.train, min(run.recipe.eagle3.vocabulary, target.vocabulary))
+    net = student(run.recipe, target.model, ids)
+    objective = begun(Eagle3Objective, run.recipe, net, target)
+    say_covered(rows.train, net.ids_U.tolist())
+    return objective

@@ -9,7 +9,7 @@ H hidden size, F numbers that a head reads, X positions that have a token so far
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..drafters.heads.medusa import Heads
 from ..drafters.layers.recomputed import again
-from ..drafters.layers.static import Static, as_it_is
+from ..drafters.layers.static import StaticParts, as_it_is
 from ..drafters.projection import Shaping
 from ..errors import RequestError
 from .config import ObjectiveConfig
@@ -27,7 +27,7 @@ from .loop.sums import COUNT
 from .losses.buckets import behind, next_size
 from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
 from .losses.mix import Mix
-from .losses.pace import joined, paced
+from .losses.pace import geometric, joined, paced
 from .method_config import MedusaConfig
 
 Reads = Callable[[int], Tensor]
@@ -68,7 +68,7 @@ class HeadLoss:
         return {"loss": terms["loss"], "top1": top1_C, **reported}
 
 
-class HeadsStudent(nn.Module):
+class HeadsStudent(StaticParts):
     """Heads and the loss of each, in chunks over the positions where it has a label.
 
     A method's student adds `forward`: what its heads read, and how their losses add up.
@@ -84,7 +84,6 @@ class HeadsStudent(nn.Module):
         """
         super().__init__()
         self._recompute = recompute
-        self.static: Static = as_it_is
         self.medusa = heads  # checkpoints name its parameters by this attribute
         self._loss = HeadLoss(objective)
         self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
@@ -95,6 +94,10 @@ class HeadsStudent(nn.Module):
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
         self._frozen = (ChunkedLoss(head, self._loss, chunk=objective.chunk, shaping=shaping),)
 
+    def frozen_parts(self) -> Iterable[nn.Module]:
+        """The target's projection."""
+        return self._frozen
+
     def decayed(
         self, batch: Batch, hidden_RSH: Tensor, reads: Reads, decay: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -103,9 +106,9 @@ class HeadsStudent(nn.Module):
         terms: dict[str, Tensor] = {}
         paces = None if self._pace_floor is None else self._paces(batch, reads, self._pace_floor)
         for k in range(1, self.medusa.config.heads + 1):
-            share_P = None if paces is None else paces[k - 1]
+            share_P, weight = (None, geometric(k, decay)) if paces is None else (paces[k - 1], None)
             head_loss, head_terms = self.head(k, batch, hidden_RSH, reads, share_P)
-            loss = loss + (decay**k * head_loss if paces is None else head_loss)
+            loss = loss + (head_loss if weight is None else weight * head_loss)
             terms |= head_terms
         return loss, {"loss": loss.detach(), **terms}
 
@@ -126,7 +129,7 @@ class HeadsStudent(nn.Module):
         if self._loss.distils:
             teacher = self._teacher(hidden_RSH[:, k:-1][place])
         given_PH = again(self._projected, self._recompute)(k, place, reads)
-        loss, sums = self._chunked(k)(given_PH, label_P, teacher, share_P, static=self.static)
+        loss, sums = self._chunked(k)(given_PH, label_P, teacher, share_P)
         # the loop adds up the same names on every process, whatever the batch held there
         terms = {f"head{k}_{name}": sums.get(name, loss.detach() * 0) for name in self._loss.names}
         counted = torch.full_like(loss.detach(), len(label_P))
@@ -135,14 +138,17 @@ class HeadsStudent(nn.Module):
     @torch.no_grad()
     def _paces(self, batch: Batch, reads: Reads, floor: float) -> list[Tensor]:
         """D-PACE's weights of every head's labels: a first pass, a chunk of logits at a time."""
-        label_q, anchors = [], []
+        label_q, anchors, head = [], [], []
         for k in range(1, self.medusa.config.heads + 1):
             place = label_places(batch, k + 1)
             label_P = batch["input_ids"][:, k + 1 :][place]
             hidden_PH = self._projected(k, place, reads)
             label_q.append(self._chunked(k)(hidden_PH, label_P, only_label_q=True)[0])
             anchors.append(joined(place, batch["input_ids"].shape[1]))
-        return paced(label_q, anchors, batch["input_ids"].numel(), floor)
+            head.append(torch.full_like(label_P, k - 1))
+        counts = batch["input_ids"].numel(), len(head)
+        weight_P = paced(torch.cat(label_q), torch.cat(anchors), torch.cat(head), counts, floor)
+        return list(weight_P.split([len(each) for each in anchors]))
 
     def _projected(self, k: int, place: tuple[Tensor, Tensor], reads: Reads) -> Tensor:
         """What head k's projection reads where it has a label, [P, H]."""

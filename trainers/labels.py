@@ -1,6 +1,6 @@
 """Which positions have a label, one token ahead or several, shared by all methods.
 
-Read next: `distill.py`, one token ahead; `heads.py` and `eagle_common.py`, several.
+Read next: `distill.py`, one token ahead; `heads.py` and `student/compared.py`, several.
 
 Shapes: R rows, S tokens of a row, X positions that have a token so far ahead, P of them with a label, H hidden size.
 """

@@ -3,7 +3,7 @@
 Medusa-1 (Cai et al. 2024, arXiv 2401.10774, section 2.2.1): sum_k lambda_k CE_k, lambda_k = 0.8^k,
 which is `objective: {kl: 0, ce: 1}`; with `kl` a head learns the target's distribution instead of one token
 of it. Order of the file, as in every trainer: what it requires and what is trained, the loss, the
-teacher's side, the run. Read next: `drafters/heads/medusa.py`, the heads; `heads.py`, their losses;
+teacher's side, how a run begins. Read next: `drafters/heads/medusa.py`, the heads; `heads.py`, their losses;
 `hydra.py`.
 
 Shapes: R rows, S tokens of a row, H hidden size.
@@ -11,25 +11,20 @@ Shapes: R rows, S tokens of a row, H hidden size.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
 from ..drafters.heads.medusa import MedusaHeads
 from .heads import HeadsStudent, check_no_prefix, last_states_of
-from .loop.loop import Outcome
 from .loop.objective import Batch
-from .loop.sharding import standalone
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import MakeProbe, Run, Sections
-from .student.warm_start import warm_started
-from .teacher.features import FeatureSource, OnlineFeatures
-from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
+from .sections import Run, Sections
+from .spine import DrafterObjective, begun
+from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
 
 if TYPE_CHECKING:
@@ -42,11 +37,6 @@ def check_recipe(recipe: Sections) -> None:
     check_terms(recipe.objective, positions=medusa.heads, counted_by="medusa.heads")
     check_no_prefix(medusa)
     check_not_pruned(recipe.model)
-
-
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
-    check_teacher(recipe, target)
 
 
 def student(recipe: Sections, target: PreTrainedModel) -> MedusaHeads:
@@ -67,34 +57,13 @@ class MedusaStudent(HeadsStudent):
         return self.decayed(batch, hidden_RSH, last_states_of(hidden_RSH), self._decay)
 
 
-class MedusaObjective:
+class MedusaObjective(DrafterObjective):
     """Trains `heads` to predict what the frozen `target` will say."""
 
     def __init__(self, recipe: Sections, heads: MedusaHeads, target: PreTrainedModel, save: Save) -> None:
-        self.module: nn.Module = MedusaStudent(heads, freeze(target), recipe)
-        self.features: FeatureSource = OnlineFeatures(target)
-        self._heads, self._save = heads, save
-
-    @torch.no_grad()
-    def prepare(self, batch: Batch) -> TeacherOutput:
-        """The target's last hidden states."""
-        (hidden_RSH,) = self.features(batch)
-        return TeacherOutput(hidden_RSH)
-
-    def export(self, folder: Path) -> None:
-        """Write a drafter folder."""
-        self._save(standalone(self._heads), folder)
-
-    def draft(self) -> nn.Module:
-        return self._heads
+        super().__init__(MedusaStudent(heads, target, recipe), heads, target, save)
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
-    """Train heads into `out/drafter`, fresh ones or those that `model.start_from` names."""
-    check_recipe(recipe)
-
-    def build(target: Backbone, _rows: Prepared) -> MedusaObjective:
-        objective = MedusaObjective(recipe, student(recipe, target.model), target.model, saver(target, "medusa"))
-        return warm_started(objective, recipe, target)
-
-    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)
+def build(run: Run, target: Backbone, _rows: Prepared) -> MedusaObjective:
+    """What a run trains: fresh heads, or those that `model.start_from` names."""
+    return begun(MedusaObjective, run.recipe, student(run.recipe, target.model), target)

@@ -5,7 +5,7 @@ keeps its ability while its states come to say more of what follows. The heads l
 the target, and first: alone for a while (`tune.rest_steps`), or by a weight that grows from 0.
 Section 2.3.2, self-distillation: L_LM is KL(p_original || p), p_original the same weights before
 the run, with adapters off. Order of the file, as in every trainer: what it requires and what is
-trained, the loss, the teacher's side, the run. Read next: `teacher/tuned.py`, the target that moves;
+trained, the loss, the teacher's side, how a run begins. Read next: `teacher/tuned.py`, the target that moves;
 `heads.py`, L_Medusa-1; `eval/measure/backbone/drift.py`.
 
 Shapes: R rows, S tokens of a row, H hidden size.
@@ -23,16 +23,15 @@ from torch import Tensor, nn
 from ..data.rows.prepare import Prepared
 from ..drafters.heads.medusa import MedusaHeads
 from .heads import HeadsStudent, check_no_prefix, last_states_of
-from .loop.loop import Outcome
-from .loop.objective import Batch
+from .loop.objective import Batch, Objective
 from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import MakeProbe, Run, Sections
+from .sections import Run, Sections
 from .student.warm_start import warm_started
-from .teacher.frozen import Save, check_teacher
-from .teacher.tuned import TunedStudent, TunedTarget, check_tuned, run_tuned, tuned_saver
+from .teacher.frozen import Save
+from .teacher.tuned import TunedStudent, TunedTarget, check_tuned, tuned_saver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,11 +45,6 @@ def check_recipe(recipe: Sections) -> None:
     check_no_prefix(medusa)
     check_not_pruned(recipe.model)
     check_tuned(recipe)
-
-
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
-    check_teacher(recipe, target)
 
 
 def student(recipe: Sections, target: PreTrainedModel) -> MedusaHeads:
@@ -98,14 +92,14 @@ def sine(step: int, steps: int) -> float:
     return math.sin(math.pi / 2 * min(1.0, max(0, step + 1) / steps)) if steps else 1.0
 
 
-class Medusa2Objective:
+class Medusa2Objective(Objective):
     """Trains `heads` and the target beneath them."""
 
     def __init__(self, recipe: Sections, heads: MedusaHeads, tuned: TunedTarget, save: Save) -> None:
         self._student = Medusa2Student(heads, tuned, recipe)
-        self.module: nn.Module = self._student
+        super().__init__(self._student)
         self._heads, self._tuned, self._save = heads, tuned, save
-        self._distils = recipe.medusa2.self_distillation
+        self._distils = remembers(recipe)
 
     def begin_step(self, step: int, _seed: int) -> None:
         self._student.begin_step(step)
@@ -122,20 +116,13 @@ class Medusa2Objective:
         return self._heads
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
-    """Train heads into `out/drafter`, and the target that they fit into `out/target`.
+def build_tuned(run: Run, tuned: TunedTarget, _rows: Prepared) -> Medusa2Objective:
+    """What a run trains: fresh heads, or those that `model.start_from` names: finished ones of the target as it is
+    before the run, Medusa-1's."""
+    heads = warm_started(student(run.recipe, tuned.model), run.recipe, tuned.backbone)
+    return Medusa2Objective(run.recipe, heads, tuned, tuned_saver(tuned, "medusa", run.out))
 
-    `model.start_from` may name finished heads of the target as it is before the run: Medusa-1's.
-    """
-    check_recipe(recipe)
 
-    def build(tuned: TunedTarget, _rows: Prepared) -> Medusa2Objective:
-        objective = Medusa2Objective(recipe, student(recipe, tuned.model), tuned, tuned_saver(tuned, "medusa", out))
-        return warm_started(objective, recipe, tuned.backbone)
-
-    return run_tuned(
-        build,
-        Run(recipe, out, resume, make_probe),
-        check_target=check_target,
-        remember=recipe.medusa2.self_distillation,
-    )
+def remembers(recipe: Sections) -> bool:
+    """Whether the target is held to the distribution that it had before the run."""
+    return recipe.medusa2.self_distillation

@@ -103,7 +103,8 @@ class MedusaConfig(Section):
     layers: int = Field(1, ge=1, le=64)
     """Residual blocks of a head."""
     decay: float = Field(0.8, gt=0, le=1)
-    """Weight of head k in the loss is decay^k: far tokens are hard, and rarely reached."""
+    """Each head counts so many times what the one before it counts, the first itself: head k decay^k. Far tokens are
+    hard, and rarely reached."""
     shared_head: bool = False
     """All heads share the target's own output projection: less memory, less accurate."""
     prefix: bool = False
@@ -176,7 +177,7 @@ class EagleConfig(Section):
     top_k_tokens: int = Field(10, ge=1)
     """Number of tokens that `top_k` compares."""
     decay: float = Field(1.0, gt=0, le=1)
-    """Weight of pass j in the loss is decay^j; 1 as in HASS."""
+    """Each pass counts so many times what the one before it counts, the first 1; 1 as in HASS."""
     recompute: bool = False
     """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
     memory, a fifth more time, and the same bits."""
@@ -191,7 +192,7 @@ class Eagle3Config(Section):
     ce: float = Field(1.0, ge=0)
     """Weight of the soft cross-entropy on the draft vocabulary, the paper's own loss."""
     decay: float = Field(0.8, gt=0, le=1)
-    """Weight of pass j in the loss is decay^j."""
+    """Each pass counts so many times what the one before it counts, the first 1."""
     recompute: bool = False
     """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
     memory, a fifth more time, and the same bits."""
@@ -210,7 +211,7 @@ class MtpConfig(Section):
     passes: int = Field(3, ge=1, le=256)
     """Applications in training: as many as tokens will be drafted; each costs as much as the first."""
     decay: float = Field(0.6, gt=0, le=1)
-    """Weight of application j in the loss is decay^j over the sum of all of them (FastMTP's beta)."""
+    """Each application counts so many times what the one before it counts (FastMTP's beta); together they count 1."""
     state: Literal["behind", "before"] = "behind"
     """Where the target's states are taken and the module's own are fed back: behind the last norm, as engines do, or
     before it."""
@@ -236,7 +237,7 @@ class PeagleConfig(Section):
     ce: float = Field(1.0, ge=0)
     """Weight of the soft cross-entropy on the draft vocabulary."""
     decay: float = Field(1.0, gt=0, le=1)
-    """Weight of depth d in the loss is decay^d; 1 as published."""
+    """Each depth counts so many times what the one before it counts, the first 1; 1 as published."""
     vocabulary: int = Field(32000, ge=2)
     """Number of tokens that can be drafted, the most frequent labels; at most the target's."""
     layers: tuple[int, int, int] | None = None
@@ -280,7 +281,8 @@ class BlockConfig(Section):
     """Blocks that are trained per row, begun at tokens drawn anew in every step; about a row's tokens
     divided by `size` covers every token once."""
     decay: float = Field(0.8, gt=0, le=1)
-    """Weight of the j-th draft of a block is decay^j, from 0 on; see `objective.positions`."""
+    """Each draft of a block counts so many times what the one before it counts, those of a row together as much as it
+    has labels; see `objective.positions`."""
     weigh: Literal["labels", "blocks"] = "labels"
     """What counts alike: every label of the text, so that a row weighs as much as it has labels; or every block, as
     in DeepSpec, so that rows with as many blocks weigh alike. Under `blocks` the mean is over a micro-batch."""

@@ -2,9 +2,9 @@
 
 Importing this file imports no torch. The recipe's sections and its choice of methods, the dispatch
 of `train`, the values that a method reads, the pre-flight's sums, the docs' table: all are derived
-from these records. A method's own code is its module, which holds `check_recipe`, `check_target`,
-`student` and `run` (`sections.py` says what they are given). Read next: `drafters/families.py`, the
-records of what is trained; `medusa.py`, a method from top to bottom.
+from these records. A method's own code is its module, which holds `check_recipe`, `student` and `build`
+(`sections.py` says what they are given). Read next: `drafters/families.py`, the records of what is
+trained; `spine.py`, the run of all methods; `medusa.py`, a method from top to bottom.
 """
 
 from __future__ import annotations

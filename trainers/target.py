@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.config import DataConfig, TokenizerConfig
 from ..data.rows.prepare import prepare, training_texts
@@ -21,15 +21,15 @@ from ..data.rows.templates import named_template
 from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.backbone.hub import load_tokenizer
 from ..decoding.backbone.loading import no_progress_bars
-from ..drafters.layers.static import Static, as_it_is
+from ..drafters.layers.static import StaticParts
 from ..drafters.projection import Shaping
 from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .labels import at_labels, labelled
+from .loop.interruptions import name_the_silent
 from .loop.loop import Outcome
-from .loop.objective import Batch, RowWriter
-from .loop.processes import name_the_silent
+from .loop.objective import Batch, Objective
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, cross_entropy
@@ -71,10 +71,6 @@ def check_only_ce(objective: ObjectiveConfig) -> None:
         )
 
 
-def check_target(_recipe: Sections, _target: PreTrainedModel) -> None:
-    """Nothing: no frozen target is read."""
-
-
 def student(
     recipe: Sections, _target: PreTrainedModel | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedModel:
@@ -107,13 +103,12 @@ def student(
     return made
 
 
-class NextToken(nn.Module):
+class NextToken(StaticParts):
     """Cross-entropy of the next token, in chunks over positions; in rows that it wrote, unlikelihood of its loops."""
 
     def __init__(self, model: PreTrainedModel, *, chunk: int, unlikelihood: float = 0.0) -> None:
         super().__init__()
         self.model = model
-        self.static: Static = as_it_is
         self.unlikelihood = unlikelihood
         head: Any = model.get_output_embeddings()
         self.head = ChunkedLoss(head, cross_entropy, chunk=chunk, shaping=Shaping.of(model))
@@ -121,25 +116,25 @@ class NextToken(nn.Module):
     def forward(self, batch: Batch, _teacher_output: None = None) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_PH, label_P = labelled(hidden_states(self.model, batch, self.static), batch)
         if REPLACED not in batch:
-            return self.head(hidden_PH, label_P, static=self.static)
+            return self.head(hidden_PH, label_P)
         avoid_P = at_labels(batch[REPLACED][:, None].expand_as(batch["loss_mask"]), batch)
         return self.head(
             hidden_PH,
             torch.where(avoid_P, to_avoid(label_P), label_P),
             share_P=torch.where(avoid_P, self.unlikelihood, 1.0),
             loss=cross_entropy_or_unlikelihood,
-            static=self.static,
         )
 
 
-class TargetObjective:
+class TargetObjective(Objective):
     """Trains `model` on the text itself."""
 
     def __init__(self, recipe: Sections, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         rollouts = recipe.rollouts
-        self.module: nn.Module = NextToken(model, chunk=recipe.objective.chunk, unlikelihood=rollouts.unlikelihood)
-        self.rollouts: RowWriter | None = LoopedRows(rollouts, model) if rollouts.share else None
-        """What writes some of the rows, where the recipe asks for it."""
+        super().__init__(
+            NextToken(model, chunk=recipe.objective.chunk, unlikelihood=rollouts.unlikelihood),
+            rollouts=LoopedRows(rollouts, model) if rollouts.share else None,
+        )
         self._model, self._tokenizer = model, tokenizer
 
     def prepare(self, _batch: Batch) -> None:

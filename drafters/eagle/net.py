@@ -26,10 +26,10 @@ from ..layers.passes import Passes, Sunk
 from ..layers.recomputed import again
 from ..layers.row_split import WHOLE, RowSplit
 from ..layers.sinks import Keys
-from ..layers.static import Static, as_it_is
+from ..layers.static import StaticParts
 
 
-class PairNet(nn.Module, ABC):
+class PairNet(StaticParts, ABC):
     """One decoder layer over pairs (hidden state of t, embedding of x_{t+1}).
 
     A network says what its layer reads of a pair (`enter`), which attention it has, and what it
@@ -97,13 +97,13 @@ class PairNet(nn.Module, ABC):
         detach: bool = False,
         recompute: bool = False,
         split: RowSplit = WHOLE,
-        static: Static = as_it_is,
     ) -> list[Tensor]:
         """The outputs of several passes, each fed with the one before: as drafting will.
 
         Pass j puts the true token x_{t+1+j} beside the output of pass j - 1 at t, at position
         t + j. It sees the first pass's keys up to t, and of the later passes' keys those at t
-        alone: what a draft that begins after t would hold.
+        alone: what a draft that begins after t would hold. What does not depend on where documents end, all but
+        attention inside of them, goes through `static`.
 
         Args:
             hidden_BNH: fused states.
@@ -116,20 +116,18 @@ class PairNet(nn.Module, ABC):
             split: the part of each row that is given and computed here, while others compute the rest; the
                 embeddings go on behind it by as many tokens as there are passes (`RowSplit.held`). Its group
                 goes through here, and through the gradient, together.
-            static: what compiles the parts of a pass that do not depend on where documents end: all but attention
-                inside of them.
         """
         outputs: list[Tensor] = []
         if passes < 1:
             return outputs
         embeds_BNH = self.shown(embeds_BNH, positions_BS[:, split.held(positions_BS.shape[1], passes)])
-        attention = Passes(documents_BS, self.attention.group, split, static)
+        attention = Passes(documents_BS, self.attention.group, split, self.static)
         positions_BN = positions_BS[:, split.own(positions_BS.shape[1])]
         sunk: Sunk | None = None
         between: list[Keys] = []
         for j in range(passes):
             # with what there is now: the backward pass comes later
-            run = partial(self._pass, attention, j, tuple(between), static)
+            run = partial(self._pass, attention, j, tuple(between))
             out_BNH, *kept = again(run, recompute)(hidden_BNH, embeds_BNH, positions_BN, sunk)
             if j == 0 and passes > 1:
                 sunk = attention.sunk(Keys(*kept))
@@ -144,7 +142,6 @@ class PairNet(nn.Module, ABC):
         attention: Passes,
         j: int,
         between: tuple[Keys, ...],
-        static: Static,
         hidden_BNH: Tensor,
         embeds_BNH: Tensor,
         positions_BN: Tensor,
@@ -152,7 +149,8 @@ class PairNet(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Pass j of `unroll`: its output, keys and values, the first one's of whole rows."""
         embeds_BNH = embeds_BNH.roll(-j, 1)[:, : hidden_BNH.shape[1]]
-        enter, leave = static("the way into attention", PairNet._into), static("the way out of it", PairNet._out_of)
+        enter = self.static("the way into attention", PairNet._into)
+        leave = self.static("the way out of it", PairNet._out_of)
         residual_BNH, read_BNX, pairs = enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN + j))
         if sunk is None:
             pairs = attention.gathered(pairs)

@@ -4,7 +4,7 @@ Each process of a group has a part of every row, side by side in the order of th
 such a drafter reads the first pass's keys and values alone, so those are gathered, with their gradient;
 what a later pass reads of the tokens behind a part (embeddings, the target's states, labels) every process
 has by itself, a halo of as many tokens as there are passes. Ring or all-to-all attention would move more.
-Read next: `passes.py`, where keys are gathered; `trainers/eagle_common.py`, what a part is compared with.
+Read next: `passes.py`, where keys are gathered; `trainers/student/compared.py`, what a part is compared with.
 
 Shapes: B rows, G heads, S positions of a row, L of them in this process's part, D head size.
 """

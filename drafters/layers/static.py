@@ -2,15 +2,17 @@
 
 Training may compile a part of a computation only if its shapes stay the same from batch to batch. The number of
 passes, documents and labels differs in every batch, so the loops over them are not compiled. The parts between are
-functions of tensors of a row's shape, called through a `Static`, which runs them as they are or as
-`trainers/student/compiled.py` compiles them. Decoding uses `as_it_is` alone. Read next: `../eagle/net.py`, which has
-such parts.
+functions of tensors of a row's shape, called through a `Static`, which modules keep (`StaticParts`) and hand to
+nobody: it runs them as they are, or as `trainers/loop/compiled.py` compiles them. Decoding uses `as_it_is` alone. Read
+next: `../eagle/net.py`, which has such parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import ClassVar, ParamSpec, Protocol, TypeVar
+
+from torch import nn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,3 +28,27 @@ class Static(Protocol):
 def as_it_is(_name: str, part: Callable[P, T], /) -> Callable[P, T]:
     """The part itself: a run without `loop.compile`, and all decoding."""
     return part
+
+
+class StaticParts(nn.Module):
+    """A module that calls parts of fixed shape through `static`, which is set once for all such modules within it."""
+
+    compiles: ClassVar[bool] = True
+    """Whether its parts may be others than `as_it_is`."""
+
+    @property
+    def static(self) -> Static:
+        """What its parts are called through."""
+        kept: Static = self.__dict__.get("_static", as_it_is)
+        return kept
+
+    @static.setter
+    def static(self, static: Static) -> None:
+        self.__dict__["_static"] = static
+        for each in [*self.modules(), *self.frozen_parts()]:
+            if isinstance(each, StaticParts) and each is not self:
+                each.__dict__["_static"] = static
+
+    def frozen_parts(self) -> Iterable[nn.Module]:
+        """Modules that are none of its own, as what is frozen is not, and call through the same."""
+        return ()

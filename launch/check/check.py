@@ -140,8 +140,8 @@ def _folder(recipe: Recipe, folder: Path) -> str:
 def _device(recipe: Recipe) -> str:
     import torch
 
+    from ...trainers.loop.compiled import check_compiler
     from ...trainers.loop.setup import check_machine
-    from ...trainers.student.compiled import check_compiler
 
     devices = devices_of(recipe)
     precision = recipe.loop.precision_on(cpu=devices.on_cpu)

@@ -43,9 +43,9 @@ def devices_of(recipe: Recipe) -> Devices:
 
 def check_sharding(recipe: Recipe) -> None:
     """Raise RequestError for what the trainers refuse under the described launch."""
+    from ...trainers.loop.compiled import check_no_deepspeed
     from ...trainers.loop.setup import check_optimizer
     from ...trainers.loop.sharding import check_no_average
-    from ...trainers.student.compiled import check_no_deepspeed
     from ...trainers.student.lora import CUT_BY_ZERO_3
 
     sharding = devices_of(recipe).sharding

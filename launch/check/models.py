@@ -204,11 +204,13 @@ def _student(recipe: Recipe, models: Models) -> nn.Module:
     """What is trained, made by its trainer in shapes alone; for a target that suits the method."""
     import torch
 
+    from ...trainers import spine
+
     record = recipe.record
     make = record.code().student
     target = models.target() if record.has_target else None
     if target is not None:
-        record.code().check_target(recipe, target)
+        spine.check_target(recipe, target)
     if record.family is None or FAMILIES[record.family].build is None:  # models of `transformers`
         tokenizer = models.to_compare()
         with torch.device("meta"):

@@ -59,7 +59,7 @@ def _clear(folder: Path, *, alone: bool) -> None:
     """Delete what killed runs have left half written or half deleted."""
     from ...trainers.loop.checkpoint import delete_halves
 
-    remove(folder / ".alive")  # `trainers/loop/processes.py`
+    remove(folder / ".alive")  # `trainers/loop/interruptions.py`
     for place in (folder, folder / "eval", folder / "continuations", *folder.glob("ssm-*")):
         delete_leftovers(place, alone=alone)
     for place in (folder, *folder.glob("ssm-*")):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import RequestError, Stopped
 from ...storage import explain_full_disk
-from ...trainers.loop.signals import Interrupted, interrupt_on_signal
+from ...trainers.loop.interruptions import Interrupted, interrupt_on_signal
 from ..check.models import check_recipe
 from ..recipe.load import Resolved, field_paths, load_recipe
 from ..recipe.model import Recipe
@@ -80,9 +80,10 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
 
 def _train_method(recipe: Recipe, out: Path, resume: str) -> Outcome:
     from ...trainers.loop.setup import own_kernels
+    from ...trainers.spine import run
 
     with own_kernels():
-        return recipe.record.code().run(recipe, out, resume, lambda target: _probe(target, recipe))
+        return run(recipe, out, resume, lambda target: _probe(target, recipe))
 
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:

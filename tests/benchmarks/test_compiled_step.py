@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from draftsmith.benchmarks.common.records import read_record
-from draftsmith.trainers.student import compiled
+from draftsmith.trainers.loop import compiled
 from helpers.benchmark_scripts import load
 
 compiled_step = load("compiled_step")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from draftsmith.trainers.student import compiled
+from draftsmith.trainers.loop import compiled
 from faults import toy
 
 

@@ -25,8 +25,8 @@ from draftsmith.drafters.projection import check_logits
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.config import LoopConfig, OptimizerConfig
+from draftsmith.trainers.loop.interruptions import name_the_silent
 from draftsmith.trainers.loop.objective import Batch
-from draftsmith.trainers.loop.processes import name_the_silent
 from draftsmith.trainers.loop.setup import make_accelerator
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.teacher.feature_cache import weights_hash

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from draftsmith.trainers.loop import processes
+from draftsmith.trainers.loop import interruptions
 from faults import toy
 from helpers.runs.small_run import write_recipe
 
@@ -24,7 +24,7 @@ STOP, KILL = signal.SIGSTOP, signal.SIGKILL
 
 def run(out: Path, rank: int, place: str, how: int, silence: float) -> None:
     """The body of a process: process `rank` is given a signal, while rows are read, behind a step or in a save."""
-    processes._SILENCE = silence
+    interruptions._SILENCE = silence
     loop = toy.loop_in(out, stall_seconds=BOUND, every=1, micro_rows=2)
     (out / f"pid-{loop.accelerator.process_index}").write_text(str(os.getpid()))
     holder: Any = {"rows": loop.train_rows, "step": loop.steps, "save": loop.snapshots}[place]
@@ -51,7 +51,7 @@ def prepare(out: Path, how: str, silence: float) -> None:
     from draftsmith.launch.train import run as launch
     from draftsmith.trainers.teacher import frozen
 
-    processes._SILENCE = silence
+    interruptions._SILENCE = silence
     real = frozen.prepare
 
     def slow(*given: Any, **more: Any) -> Any:

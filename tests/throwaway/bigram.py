@@ -16,10 +16,8 @@ from draftsmith.config import Section
 from draftsmith.drafters.export import Export
 from draftsmith.drafters.folder import read_settings
 from draftsmith.drafters.weights import net_for
-from draftsmith.trainers.sections import Run
 from draftsmith.trainers.student.warm_start import warm_started
-from draftsmith.trainers.teacher.frozen import check_teacher as check_target
-from draftsmith.trainers.teacher.frozen import run_for_target, saver
+from draftsmith.trainers.teacher.frozen import saver
 from draftsmith.trainers.teacher.own import OwnObjective
 from pydantic import Field
 from torch import Tensor, nn
@@ -74,13 +72,9 @@ def student(recipe: Any, target: Any) -> BigramNet:
     return BigramNet(len(target.get_output_embeddings().weight), recipe.bigram.inner)
 
 
-def run(recipe: Any, out: Path, resume: str = "auto", make_probe: Any = None) -> Any:
-    def build(target: Any, _rows: Any) -> OwnObjective:
-        objective = OwnObjective(student(recipe, target.model), loss, target.model, saver(target, "bigram"), layers=())
-        return warm_started(objective, recipe, target)
-
-    check_recipe(recipe)
-    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)
+def build(run: Any, target: Any, _rows: Any) -> OwnObjective:
+    net = warm_started(student(run.recipe, target.model), run.recipe, target)
+    return OwnObjective(net, loss, target.model, saver(target, "bigram"), layers=())
 
 
 def load(folder: Path, target: Any, *, draft_length: int, config: Any) -> Bigram:

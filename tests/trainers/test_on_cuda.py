@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.trainers import eagle
 from draftsmith.trainers.loop.feed import upload
-from draftsmith.trainers.loop.objective import Objective, Stepwise
+from draftsmith.trainers.loop.objective import Objective
 from draftsmith.trainers.loop.state import Average
+from draftsmith.trainers.student import compared
 from faults import toy
 from helpers.models.learnable_text import Chains
 from helpers.models.method_cases import CASES
@@ -34,8 +34,7 @@ def step(goal: Objective, number: int, device: str) -> Tensor:
     """The loss of three rows, which has left its gradients."""
     torch.manual_seed(number)  # of noise and of anchors
     batch = upload(ROWS.batch([3 * number + row for row in range(3)]), torch.device(device))
-    if isinstance(goal, Stepwise):
-        goal.begin_step(number, 1)
+    goal.begin_step(number, 1)
     loss, _ = goal.module(batch, goal.prepare(batch))
     loss.backward()
     return loss
@@ -70,8 +69,8 @@ def test_a_resumed_average_lies_where_the_weights_do(cuda: PretendedCuda) -> Non
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, bug: Any) -> None:
-    real = eagle.told_by_pass
-    monkeypatch.setattr(eagle, "told_by_pass", lambda *given: bug(real(*given)))
+    real = compared.report_weights
+    monkeypatch.setattr(compared, "report_weights", lambda *given: bug(real(*given)))
 
 
 def test_a_tensor_left_on_the_host_is_seen(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +83,7 @@ def test_a_tensor_left_on_the_host_is_seen(cuda: PretendedCuda, monkeypatch: pyt
 def test_a_read_is_seen_with_its_function(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     goal = made("eagle", "cuda")
     step(goal, 0, "cuda:0")
-    planted(monkeypatch, lambda told_P: told_P * float(told_P.sum()) ** 0)
+    planted(monkeypatch, lambda weight_P: weight_P * float(weight_P.sum()) ** 0)
     cuda.waits.clear()
     step(goal, 1, "cuda:0")
-    assert cuda.waits == {("trainers/eagle.py", "EagleStudent.forward"): {"_local_scalar_dense"}}
+    assert cuda.waits == {("trainers/student/compared.py", "Student.compare"): {"_local_scalar_dense"}}

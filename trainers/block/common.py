@@ -8,24 +8,21 @@ Shapes: R rows, S tokens of a row, A anchors of a row, H hidden size, F numbers 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
 
 from ...decoding.backbone.hidden_states import LAST, layer_count
 from ...drafters.block.net import BlockNet, Layout, spread_layers
 from ...errors import RequestError
 from ..labels import check_in_rows
 from ..loop.objective import Batch
-from ..loop.sharding import standalone
 from ..losses.terms import check_terms
 from ..method_config import BlockConfig
 from ..pruning.sizes import check_not_pruned
 from ..sections import Sections
-from ..teacher.features import FeatureSource, OnlineFeatures
-from ..teacher.frozen import Save, check_teacher, freeze
+from ..spine import DrafterObjective
+from ..teacher.frozen import Save
 from .anchors import HELD_OUT_SEED, drawn
 from .student import BlockStudent, BlockTeacher
 
@@ -42,9 +39,7 @@ def check_blocks(recipe: Sections, layout: Layout) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, rows beyond the context, hidden states or a
-    mask token that the target does not have."""
-    check_teacher(recipe, target)
+    """Raise RequestError for hidden states or a mask token that the target does not have."""
     chosen_layers(recipe.block, target)
     table: Any = target.get_input_embeddings()
     mask, known = recipe.block.mask_token, len(table.weight)
@@ -80,17 +75,15 @@ def chosen_layers(config: BlockConfig, target: PreTrainedModel) -> tuple[int, ..
     return layers
 
 
-class BlockObjective:
+class BlockObjective(DrafterObjective):
     """Trains `draft` to have the distributions of the frozen `target` in every slot of a block."""
 
     Student: ClassVar[type[BlockStudent]] = BlockStudent
 
     def __init__(self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save) -> None:
-        self.module: nn.Module = self.Student(draft, freeze(target), recipe)
-        self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
+        super().__init__(self.Student(draft, target, recipe), draft, target, save, layers=(*draft.config.layers, LAST))
         self._embed: Any = target.get_input_embeddings()
-        self._draft, self._save, self._anchors = draft, save, recipe.block.anchors
-        self._seed = HELD_OUT_SEED
+        self._most, self._anchors, self._seed = draft.config.most, recipe.block.anchors, HELD_OUT_SEED
 
     def begin_step(self, _step: int, seed: int) -> None:
         """Blocks of this step begin elsewhere than the last one's."""
@@ -99,15 +92,8 @@ class BlockObjective:
     @torch.no_grad()
     def prepare(self, batch: Batch) -> BlockTeacher:
         """The target's hidden states, where blocks begin, and the embeddings of the tokens there."""
-        *fused, hidden_RSH = self.features(batch)
+        hidden_RSH, _, fused_RSF = super().prepare(batch)
         seed = self._seed if self.module.training else HELD_OUT_SEED
-        anchors = drawn(batch, self._anchors, self._draft.config.most, seed)
+        anchors = drawn(batch, self._anchors, self._most, seed)
         roots_RAH = self._embed(batch["input_ids"].gather(1, anchors.at_RA))
-        return BlockTeacher(hidden_RSH, torch.cat(fused, -1), roots_RAH, anchors)
-
-    def export(self, folder: Path) -> None:
-        """Write a drafter folder."""
-        self._save(standalone(self._draft), folder)
-
-    def draft(self) -> nn.Module:
-        return self._draft
+        return BlockTeacher(hidden_RSH, fused_RSF, roots_RAH, anchors)

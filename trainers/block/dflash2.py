@@ -5,15 +5,14 @@ text's own token in front. Where the label is none of them it has none: no selec
 in its place would be a choice that decoding never meets. Published trainers differ here; `candidate_recall` says how
 many labels are among the candidates.
 
-Order of the file, as in every trainer: what it requires and what is trained, the run; the teacher's side is in
-`common.py`, the slots' loss in `student.py`. Read next: `drafters/block/selected.py`, the selector.
+Order of the file, as in every trainer: what it requires and what is trained, how a run begins; the teacher's side is
+in `common.py`, the slots' loss in `student.py`. Read next: `drafters/block/selected.py`, the selector.
 
 Shapes: P drafts that count, C candidates, H hidden size.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -23,20 +22,19 @@ from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.net import Layout
 from ...drafters.block.selected import DFlash2Net
 from ...errors import RequestError
-from ..loop.loop import Outcome
 from ..loop.objective import Batch
 from ..losses.candidates import likeliest, logits_of
-from ..sections import MakeProbe, Run, Sections
-from ..student.warm_start import warm_started
-from ..teacher.frozen import run_for_target, saver
+from ..sections import Run, Sections
+from ..spine import begun
+from ..student.compared import Drafts
 from .common import BlockObjective, check_blocks, sizes_of
 from .common import check_target as check_block_target
-from .student import BlockStudent, Compared
+from .student import BlockStudent, BlockTeacher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["DFlash2Objective", "check_recipe", "check_target", "run", "student"]
+__all__ = ["DFlash2Objective", "build", "check_recipe", "check_target", "student"]
 LAYOUT: Layout = "fill-in"
 
 
@@ -80,20 +78,21 @@ class SelectingStudent(BlockStudent):
         super().__init__(draft, target, recipe)
         self._weight = recipe.dflash2.weight
 
-    def beside(self, compared: Compared, batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]:
-        """As in `BlockStudent`: the cross-entropy over candidates; reported of the first draft, and its recall."""
-        (head,) = self._frozen
-        guess_PH, label_P = compared.guess_PH, compared.label_P2[:, 0]
-        best_PC = likeliest(guess_PH, head.projection, self.draft.config.candidates, head.chunk)
-        said_PC = logits_of(guess_PH, head.projection, best_PC, head.chunk)
-        before_P = batch["input_ids"].flatten()[compared.at_P]
-        score_PC = said_PC + self.draft.candidate_selector(before_P, guess_PH, best_PC).float()
+    def auxiliary_loss(
+        self, drafts: Drafts, batch: Batch, _given: BlockTeacher
+    ) -> tuple[Tensor | float, dict[str, Tensor]]:
+        """The cross-entropy over candidates; reported of the first draft, and its recall."""
+        head, hidden_PH, label_P = self.judge, drafts.hidden_PH, drafts.label_P2[:, 0]
+        best_PC = likeliest(hidden_PH, head.projection, self.draft.config.candidates, head.chunk)
+        logits_PC = logits_of(hidden_PH, head.projection, best_PC, head.chunk)
+        before_P = batch["input_ids"].flatten()[drafts.at_P]
+        score_PC = logits_PC + self.draft.candidate_selector(before_P, hidden_PH, best_PC).float()
         is_label_PC = best_PC == label_P[:, None]
         found_P = is_label_PC.any(-1)
         ce_P = (score_PC.logsumexp(-1) - (score_PC * is_label_PC).sum(-1)) * found_P
-        told_P = compared.told_first_P
-        reported = {"selector": (ce_P.detach() * told_P).sum(), "candidate_recall": (found_P * told_P).sum()}
-        return self._weight * (ce_P * compared.share_P).sum(), reported
+        weight_P = drafts.first_weight_P
+        reported = {"selector": (ce_P.detach() * weight_P).sum(), "candidate_recall": (found_P * weight_P).sum()}
+        return self._weight * (ce_P * drafts.share_P).sum(), reported
 
 
 class DFlash2Objective(BlockObjective):
@@ -102,12 +101,6 @@ class DFlash2Objective(BlockObjective):
     Student: ClassVar[type[BlockStudent]] = SelectingStudent
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
-    """Train a drafter into `out/drafter`, a fresh one or the one that `model.start_from` names."""
-    check_recipe(recipe)
-
-    def build(target: Backbone, _rows: Prepared) -> BlockObjective:
-        net = student(recipe, target.model)
-        return warm_started(DFlash2Objective(recipe, net, target.model, saver(target, "dflash2")), recipe, target)
-
-    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)
+def build(run: Run, target: Backbone, _rows: Prepared) -> BlockObjective:
+    """What a run trains: a fresh network, or the one that `model.start_from` names."""
+    return begun(DFlash2Objective, run.recipe, student(run.recipe, target.model), target)

@@ -1,7 +1,7 @@
 """Train a DSpark block drafter: DFlash's slots, and a head of low rank that sees the token in front of a draft.
 
-DeepSeek-AI 2026. In training that token is the text's own, as a draft that is tested behind accepted ones is.
-Order of the file, as in every trainer: what it requires and what is trained, the run; the teacher's side is in
+DeepSeek-AI 2026. In training that token is the text's own, as a draft that is tested behind accepted ones is. Order of
+the file, as in every trainer: what it requires and what is trained, how a run begins; the teacher's side is in
 `common.py`, the slots' loss in `student.py`. Read next: `common.py`; `drafters/block/dspark.py`, the head.
 
 Shapes: P drafts that count.
@@ -9,7 +9,6 @@ Shapes: P drafts that count.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.nn.functional as F
@@ -19,18 +18,17 @@ from ...data.rows.prepare import Prepared
 from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.dspark import DSparkNet
 from ...drafters.block.net import Layout
-from ..loop.loop import Outcome
 from ..loop.objective import Batch
-from ..sections import MakeProbe, Run, Sections
-from ..student.warm_start import warm_started
-from ..teacher.frozen import run_for_target, saver
+from ..sections import Run, Sections
+from ..spine import begun
+from ..student.compared import Drafts
 from .common import BlockObjective, check_blocks, check_target, sizes_of
-from .student import BlockStudent, Compared
+from .student import BlockStudent, BlockTeacher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["DSparkObjective", "check_recipe", "check_target", "run", "student"]
+__all__ = ["DSparkObjective", "build", "check_recipe", "check_target", "student"]
 LAYOUT: Layout = "anchor-first"
 
 
@@ -56,15 +54,18 @@ class DSparkStudent(BlockStudent):
         super().__init__(draft, target, recipe, keeps_overlap=recipe.dspark.confidence > 0)
         self._weight = recipe.dspark.confidence
 
-    def beside(self, compared: Compared, batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]:
-        """As in `BlockStudent`: the cross-entropy of each draft's confidence against the share that is accepted."""
-        if compared.overlap_P is None:
-            return super().beside(compared, batch)
-        logit_P = self.draft.confidence(compared.guess_PH, batch["input_ids"].flatten()[compared.at_P])
+    def auxiliary_loss(
+        self, drafts: Drafts, batch: Batch, _given: BlockTeacher
+    ) -> tuple[Tensor | float, dict[str, Tensor]] | None:
+        """The cross-entropy of each draft's confidence against the share that is accepted."""
+        if drafts.overlap_P is None:
+            return None
+        logit_P = self.draft.confidence(drafts.hidden_PH, batch["input_ids"].flatten()[drafts.at_P])
         assert logit_P is not None  # its weight is above 0
-        bce_P = F.binary_cross_entropy_with_logits(logit_P, compared.overlap_P.clamp(0, 1), reduction="none")
-        reported = {"confidence": (bce_P.detach() * compared.told_first_P).sum()}
-        return self._weight * (bce_P * compared.share_P).sum(), reported
+        assert drafts.share_P is not None  # `BlockStudent.weights` has made it
+        bce_P = F.binary_cross_entropy_with_logits(logit_P, drafts.overlap_P.clamp(0, 1), reduction="none")
+        reported = {"confidence": (bce_P.detach() * drafts.first_weight_P).sum()}
+        return self._weight * (bce_P * drafts.share_P).sum(), reported
 
 
 class DSparkObjective(BlockObjective):
@@ -73,12 +74,6 @@ class DSparkObjective(BlockObjective):
     Student: ClassVar[type[BlockStudent]] = DSparkStudent
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
-    """Train a drafter into `out/drafter`, a fresh one or the one that `model.start_from` names."""
-    check_recipe(recipe)
-
-    def build(target: Backbone, _rows: Prepared) -> BlockObjective:
-        net = student(recipe, target.model)
-        return warm_started(DSparkObjective(recipe, net, target.model, saver(target, "dspark")), recipe, target)
-
-    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)
+def build(run: Run, target: Backbone, _rows: Prepared) -> BlockObjective:
+    """What a run trains: a fresh network, or the one that `model.start_from` names."""
+    return begun(DSparkObjective, run.recipe, student(run.recipe, target.model), target)

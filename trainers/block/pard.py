@@ -6,8 +6,8 @@ is held to the target's distribution: a mask at depth i in the place of token t 
 behind token t, as the text's own token is. All comparisons of a row count alike, and together as much as it has
 labels. With one draft it is the loss of an ordinary draft.
 
-Order of the file, as in every trainer: what it requires and what is trained, the loss, the teacher's side, the run.
-Read next: `../distill.py`, drafts that go token by token; `drafters/model/pard.py`, which decodes.
+Order of the file, as in every trainer: what it requires and what is trained, the loss, the teacher's side, how a run
+begins. Read next: `../distill.py`, drafts that go token by token; `drafters/model/pard.py`, which decodes.
 
 Shapes: R rows, S tokens of a row, M masks of a row, P comparisons, H hidden size.
 """
@@ -15,11 +15,10 @@ Shapes: R rows, S tokens of a row, M masks of a row, P comparisons, H hidden siz
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...data.rows.prepare import Prepared
 from ...decoding.backbone.backbone import Backbone
@@ -30,21 +29,19 @@ from ...drafters.model.pard import mark, mask_of
 from ...drafters.projection import Projection, Shaping
 from ...errors import RequestError
 from ..config import MASKED, ObjectiveConfig
-from ..eagle_common import in_text_order, reported, told_by_row
 from ..labels import check_in_rows, labelled
-from ..loop.loop import Outcome
 from ..loop.objective import Batch
-from ..loop.sharding import standalone
-from ..losses.chunked import ChunkedLoss, SharedTeacher
+from ..losses.chunked import ChunkedLoss, SharedTeacher, Teacher
 from ..losses.mix import Mix
 from ..losses.terms import check_terms
 from ..method_config import LoraConfig
 from ..packed.lengths import check_start_context
 from ..pruning.sizes import check_cut
-from ..sections import MakeProbe, Run, Sections
+from ..sections import Run, Sections
+from ..spine import DrafterObjective
+from ..student.compared import Drafts, Student
 from ..student.draft import cut_from_target, make_draft, rows_of, whose
-from ..teacher.features import FeatureSource, OnlineFeatures
-from ..teacher.frozen import Save, check_teacher, freeze, run_for_target
+from ..teacher.frozen import Save
 from .anchors import HELD_OUT_SEED
 from .chain_spans import check_spans
 from .masked_chains import Chains, chain_states, drawn
@@ -61,9 +58,13 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, rows beyond the context, or sizes of no cut."""
-    check_teacher(recipe, target)
+    """Raise RequestError for sizes of no cut."""
     check_cut(recipe.model, target)
+
+
+def check_start(recipe: Sections) -> None:
+    """Raise RequestError for rows that are too long for the model of `start_from`; reads no weights."""
+    check_start_context(recipe.model, recipe.row_tokens)
 
 
 def student(
@@ -125,41 +126,44 @@ class PardTeacher(NamedTuple):
     chains: Chains
 
 
-class PardStudent(nn.Module):
+class PardStudent(Student):
     """The draft over text and masks, and its loss, in chunks over positions."""
+
+    compiles = False
 
     def __init__(
         self, draft: PreTrainedModel, target: PreTrainedModel, objective: ObjectiveConfig, *, drafts: int, mask_id: int
     ) -> None:
         """`drafts`: K, the most that it drafts; `mask_id`: the id that stands for tokens not chosen yet."""
-        super().__init__()
-        self.draft, self._mask_id, self._drafts = draft, mask_id, drafts
         rows = min(rows_of(draft), rows_of(target))
         head: Any = draft.get_output_embeddings()
         loss = BlockLoss(Mix.of(objective), drafts)
-        self.head = ChunkedLoss(head, loss, chunk=objective.chunk, rows=rows, shaping=Shaping.of(draft))
+        judge = ChunkedLoss(head, loss, chunk=objective.chunk, rows=rows, shaping=Shaping.of(draft))
+        super().__init__(draft, judge, objective, drafts=drafts, frozen=False)
+        self._mask_id = mask_id
         self.train()  # a loaded draft comes without dropout
 
-    def forward(self, batch: Batch, teacher: PardTeacher) -> tuple[Tensor, dict[str, Tensor]]:
-        chains = teacher.chains
+    def forward(self, batch: Batch, teacher_output: PardTeacher) -> tuple[Tensor, dict[str, Tensor]]:
+        chains = teacher_output.chains
         text_RSH, masks_RMH = chain_states(self.draft, batch, chains, self._mask_id)
-        at_P, label_P2, row_P = compared(batch, chains)
         masks_PH = masks_RMH[places(on_host(chains.depth_RM) > 0, masks_RMH.device)]
-        guess_PH = torch.cat((labelled(text_RSH, batch).hidden_PH, masks_PH))
-        share_P = None if self._drafts == 1 else row_means(row_P, batch)
-        at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
-        states_NH = teacher.hidden_RSH.flatten(0, 1)
-        given = SharedTeacher.of(states_NH, teacher.projection, at_P) if len(at_P) else None
-        told_P = told_by_row(at_P, label_P2[:, 1], batch)
-        loss, terms = self.head(guess_PH, label_P2, given, share_P, told_P=told_P)
-        return loss, reported(loss, terms, told_P, label_P2[:, 1], self._drafts)
+        hidden_PH = torch.cat((labelled(text_RSH, batch).hidden_PH, masks_PH))
+        return self.compare(Drafts(hidden_PH, *compared(batch, chains)), batch, teacher_output)
+
+    def weights(self, drafts: Drafts, batch: Batch, _given: PardTeacher) -> Tensor | None:
+        """All comparisons of a row alike."""
+        return None if self._drafts == 1 else row_means(drafts.at_P, batch)
+
+    def teacher(self, given: PardTeacher, at_P: Tensor) -> Teacher:
+        """The target's distributions, by its own projection."""
+        return SharedTeacher.of(given.hidden_RSH.flatten(0, 1), given.projection, at_P)
 
 
-def compared(batch: Batch, chains: Chains) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every comparison: the target's state that speaks of it, label and depth, and its row.
+def compared(batch: Batch, chains: Chains) -> tuple[Tensor, Tensor]:
+    """Of every comparison: the target's state that speaks of it, and label and depth.
 
     Returns:
-        int64 [P], numbers of states counted through rows; int64 [P, 2]; int64 [P]. The text's tokens come first.
+        int64 [P], numbers of states counted through rows; int64 [P, 2]. The text's tokens come first.
     """
     ids_RS, known = on_host(batch["input_ids"]), Chains(on_host(chains.anchor_RM), on_host(chains.depth_RM))
     row_X, before_X = on_host(batch["loss_mask"])[:, 1:].nonzero(as_tuple=True)
@@ -169,58 +173,41 @@ def compared(batch: Batch, chains: Chains) -> tuple[Tensor, Tensor, Tensor]:
     depth_P = torch.cat((torch.zeros_like(row_X), known.depth_RM[real]))
     label_P2 = torch.stack((ids_RS[row_P, place_P + 1], depth_P), 1)
     device = batch["input_ids"].device
-    return sent(row_P * ids_RS.shape[1] + place_P, device), sent(label_P2, device), sent(row_P, device)
+    return sent(row_P * ids_RS.shape[1] + place_P, device), sent(label_P2, device)
 
 
-def row_means(row_P: Tensor, batch: Batch) -> Tensor:
+def row_means(at_P: Tensor, batch: Batch) -> Tensor:
     """What each comparison counts, fp32 [P]: alike in a row, and together as much as it has labels."""
-    labels_R = batch["loss_mask"][:, 1:].sum(1)
-    count_R = torch.bincount(on_host(row_P), minlength=len(labels_R))  # of a device's it would be waited for
+    labels_R, row_P = batch["loss_mask"][:, 1:].sum(1), at_P // batch["input_ids"].shape[1]
+    row = on_host(at_P) // batch["input_ids"].shape[1]
+    count_R = torch.bincount(row, minlength=len(labels_R))  # of a device's it would be waited for
     return (labels_R / sent(count_R.clamp_min(1), labels_R.device))[row_P]
 
 
-class PardObjective:
+class PardObjective(DrafterObjective):
     """Trains `draft` to have the distributions of the frozen `target` behind the text and behind its masks."""
 
     def __init__(self, recipe: Sections, draft: PreTrainedModel, target: PreTrainedModel, save: Save) -> None:
-        mask = mask_of(draft)
+        mask, config = mask_of(draft), recipe.pard
         assert mask is not None  # `student` has marked it
-        config = recipe.pard
-        self.module: nn.Module = PardStudent(
-            draft, freeze(target), recipe.objective, drafts=config.drafts, mask_id=mask
-        )
-        self.features: FeatureSource = OnlineFeatures(target)
-        self._draft, self._save, self._config = draft, save, config
-        self._projection, self._seed = Projection.of(target), HELD_OUT_SEED
+        goal = PardStudent(draft, target, recipe.objective, drafts=config.drafts, mask_id=mask)
+        super().__init__(goal, draft, target, save)
+        self._config, self._projection, self._seed = config, Projection.of(target), HELD_OUT_SEED
 
     def begin_step(self, _step: int, seed: int) -> None:
         """Masks of this step stand elsewhere than the last one's."""
         self._seed = seed
 
-    @torch.no_grad()
     def prepare(self, batch: Batch) -> PardTeacher:
         """The target's last hidden states, and where masks stand."""
-        (hidden_RSH,) = self.features(batch)
         config, seed = self._config, self._seed if self.module.training else HELD_OUT_SEED
         chains = drawn(batch, config.drafts, seed, keep=config.kept, least=config.kept_least)
-        return PardTeacher(hidden_RSH, self._projection, chains)
-
-    def export(self, folder: Path) -> None:
-        """Write a drafter folder."""
-        self._save(standalone(self._draft), folder)
-
-    def draft(self) -> nn.Module:
-        return self._draft
+        return PardTeacher(super().prepare(batch).hidden_RSH, self._projection, chains)
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
-    """Train a draft into `out/drafter`."""
-    check_recipe(recipe)
-    check_start_context(recipe.model, recipe.row_tokens)
-
-    def build(target: Backbone, rows: Prepared) -> PardObjective:
-        pruned = cut_from_target(recipe, recipe.model, target.model, rows.validation, out=out, seed=recipe.loop.seed)
-        draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
-        return PardObjective(recipe, draft, target.model, partial(save_draft_model, target=target, family="pard"))
-
-    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)
+def build(run: Run, target: Backbone, rows: Prepared) -> PardObjective:
+    """What a run trains: a draft from scratch, given, or cut from the target."""
+    recipe = run.recipe
+    pruned = cut_from_target(recipe, recipe.model, target.model, rows.validation, out=run.out, seed=recipe.loop.seed)
+    draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
+    return PardObjective(recipe, draft, target.model, partial(save_draft_model, target=target, family="pard"))

@@ -21,12 +21,12 @@ from ...decoding.backbone.backbone import Backbone
 from ...drafters.folder import save_draft_model
 from ...drafters.model.ensemble import save_ensemble
 from ..labels import labelled
-from ..loop.objective import Batch
+from ..loop.objective import Batch, Objective
 from ..losses.chunked import Teacher
 from ..method_config import BoostConfig
 from ..packed.passes import hidden_states
 from ..student.distillation import DraftStudent, teacher_of
-from ..teacher.features import FeatureSource, OnlineFeatures
+from ..teacher.features import OnlineFeatures
 from ..teacher.frozen import freeze
 from .coverage import acceptance, matched, weights
 
@@ -68,14 +68,13 @@ class Together(nn.Module):
         return acceptance(matched_RS, label_RS, self.config)
 
 
-class SideBySide:
+class SideBySide(Objective):
     """Trains the SSMs of an ensemble together."""
 
     def __init__(self, students: Sequence[DraftStudent], target: Backbone, config: BoostConfig) -> None:
         self._students, self._target = list(students), target
-        self.module: nn.Module = Together(students, config)
-        self.features: FeatureSource = OnlineFeatures(freeze(target.model))
-        """One source: the teacher output is the same for all."""
+        # one source: the teacher output is the same for all
+        super().__init__(Together(students, config), features=OnlineFeatures(freeze(target.model)))
 
     def set_steps(self, steps: int) -> None:
         """How long the run is, for mixes that move."""
@@ -93,19 +92,19 @@ class SideBySide:
         (hidden_RSH,) = self.features(batch)
         return teacher_of(self._target.model, hidden_RSH, batch)
 
-    def drafts(self) -> list[nn.Module]:
+    def _drafts(self) -> list[nn.Module]:
         """The SSMs in their order."""
         return [student.draft for student in self._students]
 
     def draft(self) -> nn.Module:
         """All SSMs, as they decode: an ensemble."""
-        return nn.ModuleList(self.drafts())
+        return nn.ModuleList(self._drafts())
 
     def export(self, folder: Path) -> None:
         """An ensemble of ordinary draft models."""
         with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
             members = [Path(staging) / str(number) for number in range(len(self._students))]
-            for member, draft in zip(members, self.drafts(), strict=True):
+            for member, draft in zip(members, self._drafts(), strict=True):
                 save_draft_model(draft, member, self._target)
             save_ensemble(folder, members, self._target)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from ...decoding.on_host import on_host, sent
-from .objective import Batch, Featured, Objective
+from .objective import Batch, FeatureLookahead, Objective
 
 
 def labels_in(batches: list[Batch]) -> int:
@@ -35,7 +35,7 @@ class Feed:
     def __init__(self, batches: Callable[[int], list[Batch]], objective: Objective, *, steps: int) -> None:
         """`batches` makes the micro-batches of a step, on the device; there are `steps`."""
         self._batches, self._steps = batches, steps
-        self._features = objective.features if isinstance(objective, Featured) else None
+        self._features: FeatureLookahead | None = objective.features
         self._next: tuple[int, list[Batch]] | None = None
         self._waited = 0.0
 

@@ -23,20 +23,18 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ...drafters.layers.row_split import joined
-from ...errors import RequestError, Stopped, TrainingFailed
+from ...errors import Stopped, TrainingFailed
 from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
-from ..methods import METHODS
-from ..student.compiled import compile_parts
 from . import checkpoint, optimizer, state
+from .compiled import compile_parts
 from .feed import Feed, labels_in, upload
+from .interruptions import StopFlag, name_the_silent, stop_on_signal
 from .memory import explain_out_of_memory
-from .objective import Batch, CutsRows, Objective, OnPolicy, Scheduled
+from .objective import Batch, Objective
 from .order import RowGroup, RowOrder, seed_of, share_of_group
-from .processes import name_the_silent
 from .progress import Meter, Record, Screen, copy_to_trackers
 from .sharding import check_no_average, fit_buckets, gathered, is_sharded, standalone, uses_deepspeed
-from .signals import StopFlag, stop_on_signal
 from .snapshot import Counters, Snapshots
 from .step import Steps
 from .sums import add_terms, means, total, totals
@@ -107,7 +105,8 @@ class Loop:
         self.out, self.export_to = out, export_to
         team = accelerator
         self.group = RowGroup.of(team.process_index, team.num_processes, plan.loop.context_parallel)
-        cut_rows(objective, self.group, plan.loop)
+        if self.group.size > 1:
+            objective.split_rows(joined(self.group.size, timedelta(seconds=plan.loop.stall_seconds)))
         self.compiled = compile_parts(objective.module, plan.loop)
         self.order = RowOrder(len(train), plan.loop.batch_rows, plan.loop.seed)
         self.best: dict[str, float] | None = None
@@ -119,7 +118,7 @@ class Loop:
         if is_sharded(objective.module):
             check_no_average(decay)
         self.average = None if decay is None else state.Average(objective.module, decay)
-        self.rollouts = objective.rollouts if isinstance(objective, OnPolicy) else None
+        self.rollouts = objective.rollouts
         self.snapshots = Snapshots(
             out / "checkpoints",
             accelerator,
@@ -144,8 +143,7 @@ class Loop:
             feed=self.feed,
             average=self.average,
         )
-        if isinstance(objective, Scheduled):
-            objective.set_steps(plan.loop.steps)
+        objective.set_steps(plan.loop.steps)
 
     def run(self, resume: Path | None) -> Outcome:
         """Train from the start, or from a complete checkpoint, to the last step."""
@@ -371,23 +369,6 @@ class Loop:
     def in_all(self, labels: float) -> float:
         """Labels over all processes, each once: those that share a row have counted it alike."""
         return total(self.accelerator, labels) / self.group.size
-
-
-def cut_rows(objective: Objective, group: RowGroup, loop: LoopConfig) -> None:
-    """Have the objective learn from its part of every row, where the recipe asks for it.
-
-    Raises:
-        RequestError: the method knows no parts.
-    """
-    if group.size == 1:
-        return
-    if not isinstance(objective, CutsRows):
-        raise RequestError(
-            f"loop.context_parallel is {group.size}, and this method works on whole rows alone; methods "
-            f"{', '.join(name for name, method in METHODS.items() if method.cuts_rows)} can cut them. Set "
-            "--loop.context_parallel 1"
-        )
-    objective.split_rows(joined(group.size, timedelta(seconds=loop.stall_seconds)))
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ from ...decoding.devices import runs_on_cpu
 from ...errors import EnvironmentFailure, RequestError
 from ...storage import fault
 from ..config import LoopConfig, OptimizerConfig
-from ..student.compiled import check_compiler, check_no_deepspeed
 from . import checkpoint
+from .compiled import check_compiler, check_no_deepspeed
 from .loop import Loop, Outcome, Plan, Probe, Rows
 from .memory import keep_freed_memory
 from .objective import Objective

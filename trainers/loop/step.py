@@ -26,7 +26,7 @@ from ..config import LoopConfig, OptimizerConfig
 from . import optimizer
 from .feed import Feed
 from .memory import free_memory, is_out_of_memory, out_of_memory
-from .objective import Batch, Objective, Stepwise
+from .objective import Batch, Objective
 from .optimizer import Unread, leaves_out_by_itself
 from .order import seed_of
 from .sharding import has_stepped, uses_deepspeed, visible_to_deepspeed
@@ -83,8 +83,7 @@ class Steps:
         """Every step has its own seed, so there is no random state to save."""
         key = f"{self.loop.seed}/{step}"
         torch.manual_seed(seed_of(f"{key}/{self.accelerator.process_index}"))
-        if isinstance(self.objective, Stepwise):
-            self.objective.begin_step(step, seed_of(key))
+        self.objective.begin_step(step, seed_of(key))
 
     def set_rate(self, step: int) -> None:
         lr = optimizer.rate(step, self.loop.steps, self.optimizer)

@@ -1,7 +1,7 @@
 """Numbers of positions that are few, for parts that are compiled once per shape.
 
 The number of labels is another in every batch. Zeros behind the last position make it one of few; they count
-nowhere. Read next: `chunked.py`, whose chunks are compiled; `../student/compiled.py`.
+nowhere. Read next: `chunked.py`, whose chunks are compiled; `../loop/compiled.py`.
 
 Shapes: P positions, X of them with those that stand behind.
 """
@@ -31,7 +31,7 @@ class Positions(NamedTuple):
     teacher: Teacher | None
     share_X: Tensor
     """How much each counts in the loss; 0 of those that stand behind."""
-    told_X: Tensor
+    report_weight_X: Tensor
     """The same of what is reported."""
 
 
@@ -50,7 +50,7 @@ def lengthened(
     label_P: Tensor,
     teacher: Teacher | None,
     share_P: Tensor | None,
-    told_P: Tensor | None,
+    report_weight_P: Tensor | None,
     chunk: int,
 ) -> Positions:
     """The same positions and some behind them that count nowhere, `whole_chunks` in all."""
@@ -62,7 +62,7 @@ def lengthened(
         behind(label_P, more),
         None if teacher is None else teacher.lengthened(more),
         behind(ones_P if share_P is None else share_P, more),
-        behind(ones_P if told_P is None else told_P, more),
+        behind(ones_P if report_weight_P is None else report_weight_P, more),
     )
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.stacked import laid_out, product
 from ...decoding.on_host import distinct, on_host, sent
-from ...drafters.layers.static import Static, as_it_is
+from ...drafters.layers.static import StaticParts, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from .buckets import behind, lengthened
 from .mix import cross_entropy as label_entropy
@@ -64,11 +64,12 @@ class Kept(NamedTuple):
     """Chunk by chunk, in the order of the positions."""
 
 
-class ChunkedLoss(nn.Module):
+class ChunkedLoss(StaticParts):
     """The head and the loss in one: hidden states in, sum of losses out.
 
     It is a module with the head's weight as its own parameter, so that whatever shards
-    parameters gathers it here as for any other layer.
+    parameters gathers it here as for any other layer. The loss of a chunk goes through `static`, in few sizes of it,
+    unless `added` or `keep` is given.
     """
 
     weight: Tensor
@@ -108,8 +109,7 @@ class ChunkedLoss(nn.Module):
         loss: TokenLoss | None = None,
         only_label_q: bool = False,
         keep: Kept | None = None,
-        told_P: Tensor | None = None,
-        static: Static = as_it_is,
+        report_weight_P: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
 
@@ -121,14 +121,13 @@ class ChunkedLoss(nn.Module):
             teacher: the target, where the loss compares with it.
             share_P: how much each position counts in the sum that is minimised; terms are reported
                 without it.
-            told_P: how much each position counts in the sums that are reported; default: 1.
+            report_weight_P: how much each position counts in the sums that are reported; default: 1.
             added: a product that is added to the head's, before the shaping.
             loss: another one than the module's own, for this call alone.
             only_label_q: return q(label) [P] instead of the sum, without a gradient and without
                 terms, as `pace.py` needs before the loss. A flag of forward(), because ZeRO-3
                 gathers weights only inside a module's forward.
             keep: a term that is wanted position by position too; nothing is kept where there are none.
-            static: what compiles the loss of a chunk, in few sizes of it; neither with `added` nor with `keep`.
         """
         projection = self.projection
         if only_label_q:
@@ -139,15 +138,15 @@ class ChunkedLoss(nn.Module):
         names: list[str] = []
         chosen = self.loss if loss is None else loss
         weight_VH, bias_V, shaping = projection.weight_VH, projection.bias_V, projection.shaping
-        if static is not as_it_is:
+        if self.static is not as_it_is:
             assert added is None and keep is None  # noqa: PT018 - of methods that compile nothing
-            longer = lengthened(hidden_PH, label_P, teacher, share_P, told_P, self.chunk)
-            hidden_PH, label_P, teacher, share_P, told_P = longer
-            chosen, shaping = partial(static("the loss of a chunk", shaped), chosen, shaping), PLAIN
+            longer = lengthened(hidden_PH, label_P, teacher, share_P, report_weight_P, self.chunk)
+            hidden_PH, label_P, teacher, share_P, report_weight_P = longer
+            chosen, shaping = partial(self.static("the loss of a chunk", shaped), chosen, shaping), PLAIN
         given_PR, weight_VR = added or (None, None)
         sums = _ChunkedSum.apply(
             *(hidden_PH, weight_VH, bias_V, given_PR, weight_VR),
-            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names, keep, told_P),
+            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names, keep, report_weight_P),
         )
         return sums[0], dict(zip(names, sums[1], strict=True))
 
@@ -238,7 +237,7 @@ class _ChunkedSum(torch.autograd.Function):
         chunk: int,
         names: list[str],
         keep: Kept | None,
-        told_P: Tensor | None,
+        report_weight_P: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         compute = compute_dtype(hidden_PH)
         weight, bias = weight_VH.to(compute), None if bias_V is None else bias_V.to(compute)
@@ -267,8 +266,8 @@ class _ChunkedSum(torch.autograd.Function):
                 names[:] = list(terms)
                 if keep is not None:
                     keep.parts.append(terms[keep.name])
-                if told_P is not None:
-                    terms = {name: term * told_P[part] for name, term in terms.items()}
+                if report_weight_P is not None:
+                    terms = {name: term * report_weight_P[part] for name, term in terms.items()}
                 sums = torch.stack([term.sum(dtype=torch.float32) for term in (loss_C, *terms.values())])
                 totals = sums if totals is None else totals + sums
                 if grad_CV is None:

@@ -1,4 +1,4 @@
-"""Loss weights of the positions that a drafter predicts together: fixed, or by how far it gets.
+"""Loss weights of the drafts behind one place of the text: a fixed decay, or by how far a drafter gets.
 
 D-PACE (Wu et al. 2026, arXiv 2605.18810) weighs position j by its share in the gradient of the
 expected number of accepted tokens. Read next: `medusa.py` and `eagle.py`, whose heads and passes
@@ -10,10 +10,12 @@ rows, X positions of a row, P positions that count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+_Draft = TypeVar("_Draft", float, Tensor)
 
 
 def d_pace(q_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
@@ -50,24 +52,41 @@ def joined(place: tuple[Tensor, Tensor], length: int) -> Tensor:
     return row_P * length + at_P
 
 
-def paced(q: Sequence[Tensor], anchors: Sequence[Tensor], count: int, floor: float) -> list[Tensor]:
-    """`d_pace` for J positions with anchors of their own each: weights in the same shape.
+def paced(q_P: Tensor, anchor_P: Tensor, draft_P: Tensor, counts: tuple[int, int], floor: float) -> Tensor:
+    """`d_pace` of drafts one by one, fp32 [P].
 
     Args:
-        q: q(label) [P_j] of every position.
-        anchors: int64 [P_j], which of the `count` anchors each belongs to.
-        count: A.
+        q_P: q(label).
+        anchor_P: int64, which anchor each belongs to.
+        draft_P: int64, which draft behind its anchor it is, from 0.
+        counts: A and J.
         floor: as in `d_pace`.
     """
-    q_AJ = q[0].new_zeros(count, len(q))
-    known_AJ = torch.zeros_like(q_AJ, dtype=torch.bool)
-    for j, (q_P, anchor_P) in enumerate(zip(q, anchors, strict=True)):
-        q_AJ[anchor_P, j] = q_P
-        known_AJ[:, j].index_fill_(0, anchor_P, True)  # by assignment the host would send a number and wait
-    weight_AJ = d_pace(q_AJ, known_AJ, floor)
-    return [weight_AJ[anchor_P, j] for j, anchor_P in enumerate(anchors)]
+    A, J = counts
+    cell_P = anchor_P * J + draft_P
+    q_AJ = q_P.new_zeros(A * J).index_copy_(0, cell_P, q_P).view(A, J)
+    # by assignment the host would send a number and wait
+    known_AJ = torch.zeros(A * J, dtype=torch.bool, device=q_P.device).index_fill_(0, cell_P, True).view(A, J)
+    return d_pace(q_AJ, known_AJ, floor).flatten()[cell_P]
 
 
-def geometric(place_P: Tensor, decay: float) -> Tensor | None:
-    """`decay`^j of position j, fp32 [P]; None where all count alike."""
-    return None if decay == 1 else decay**place_P
+def geometric(draft: _Draft, decay: float, *, sum_of: int = 0) -> _Draft | None:
+    """What the drafts behind one place count beside each other: each `decay` times the one in front of it.
+
+    This is the one meaning of every `decay` in recipes. What the weights add up to is the published loss's own, a
+    factor for all of them: the draft of number 0 counts 1 (EAGLE, P-EAGLE); heads are numbered from 1, so that the
+    first counts `decay` (Medusa's lambda_k); MTP's add up to 1, and those of a block drafter's row to its labels
+    (`../block/student.py`).
+
+    Args:
+        draft: the number of each draft, int64 [P] or one of them.
+        decay: at most 1.
+        sum_of: so many drafts add up to 1; 0: the one of number 0 counts 1.
+
+    Returns:
+        fp32 [P], or one number; None where all count 1.
+    """
+    if decay == 1 and not sum_of:
+        return None
+    weight: Any = decay**draft
+    return weight / sum(decay**j for j in range(sum_of)) if sum_of else weight

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...drafters.layers.static import Static, as_it_is
+from ...drafters.layers.static import StaticParts
 from ...drafters.projection import Projection, Shaping
 from ...errors import RequestError
 from ..config import LoopConfig, ObjectiveConfig
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class DraftStudent(nn.Module):
+class DraftStudent(StaticParts):
     """The draft and its loss against the target's distribution, in chunks over positions.
 
     It trains on the mix of the step and is validated on the recipe's own.
@@ -36,7 +36,6 @@ class DraftStudent(nn.Module):
     def __init__(self, draft: PreTrainedModel, target: PreTrainedModel, objective: ObjectiveConfig) -> None:
         super().__init__()
         self.draft = draft
-        self.static: Static = as_it_is
         self._ramp, self._steps = Ramp.of(objective), 1
         self.mix = self.step_mix = self._ramp.last
         # a head may be padded beyond the tokenizer; the rows that both have are compared
@@ -56,7 +55,7 @@ class DraftStudent(nn.Module):
     def forward(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_PH, label_P = labelled(hidden_states(self.draft, batch, self.static), batch)
         mix = self.step_mix if self.training else self.mix
-        return self.head(hidden_PH, label_P, teacher, label_shares(batch), loss=mix, static=self.static)
+        return self.head(hidden_PH, label_P, teacher, label_shares(batch), loss=mix)
 
 
 def check_compiled_mix(loop: LoopConfig, objective: ObjectiveConfig) -> None:

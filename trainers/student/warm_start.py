@@ -24,18 +24,17 @@ from ...drafters.identity import TargetIdentity
 from ...drafters.layers.llama import Rotary
 from ...drafters.weights import load_weights
 from ...errors import RequestError
-from ..loop.objective import Objective
 from ..methods import METHODS
 from ..pruning.sizes import check_not_pruned
 from ..sections import Sections
 
 _log = logging.getLogger(__name__)
-_Goal = TypeVar("_Goal", bound=Objective)
+_Drafter = TypeVar("_Drafter", bound=nn.Module)
 _POSITIONS = ("rope_theta", "rope_scaling")
 
 
-def warm_started(goal: _Goal, recipe: Sections, target: Backbone) -> _Goal:
-    """`goal`, its drafter with the weights that `model.start_from` names, if it names any.
+def warm_started(module: _Drafter, recipe: Sections, target: Backbone) -> _Drafter:
+    """`module`, a drafter, with the weights that `model.start_from` names, if it names any.
 
     EAGLE-3 takes over the folder's draft vocabulary with them: the rows of its projection are
     those tokens', whatever is frequent in the new data.
@@ -44,15 +43,13 @@ def warm_started(goal: _Goal, recipe: Sections, target: Backbone) -> _Goal:
         RequestError: as for `check_warm_start`, or the weights are damaged.
     """
     if recipe.model.start_from is None:
-        return goal
-    module = goal.draft()
-    assert module is not None  # what drafts is what goes on
+        return module
     check_warm_start(module, recipe, TargetIdentity.of(target))
     folder = Path(recipe.model.start_from)
     _keep_positions(module, _entry(folder)["settings"], folder)
     load_weights(module, folder)
     _log.info("the drafter is initialised from %s", recipe.model.start_from)
-    return goal
+    return module
 
 
 def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity | None) -> None:

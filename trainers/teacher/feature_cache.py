@@ -29,7 +29,7 @@ from ...decoding.backbone.quantised import plain_parts
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..config import FeaturesConfig
-from ..loop.objective import Featured, Objective
+from ..loop.objective import Objective
 from .engine import EngineFeatures, identity_of_engine, proved_engine, request_of
 from .features import CachedFeatures, FeatureSource, OnlineFeatures, is_trained
 from .handshake import drop_layers
@@ -77,7 +77,7 @@ def feature_source(
         RequestError: the target is trained too, the cache was made for something else, or the engine's states
             are not the target's. EnvironmentFailure: the folder cannot be written, or no engine is there.
     """
-    source = objective.features if isinstance(objective, Featured) else None
+    source = objective.features
     if source is not None:
         source.looks_ahead = source.looks_ahead and config.prefetch
     if isinstance(source, OnlineFeatures):
@@ -85,7 +85,7 @@ def feature_source(
     if config.source == "online":
         yield
         return
-    if not isinstance(objective, Featured) or not isinstance(source, OnlineFeatures):
+    if not isinstance(source, OnlineFeatures):
         raise RequestError(f"features.source is {config.source}, and this method reads no features; leave it")
     if is_trained(target.model):
         raise RequestError(

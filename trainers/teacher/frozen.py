@@ -25,9 +25,9 @@ from ...drafters.folder import save_heads
 from ...drafters.projection import check_logits
 from ...errors import RequestError
 from ..config import FROM_TARGET, TargetConfig
+from ..loop.interruptions import name_the_silent
 from ..loop.loop import Outcome, Plan
-from ..loop.objective import Featured, Objective
-from ..loop.processes import name_the_silent
+from ..loop.objective import Objective
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..packed.lengths import check_rows_fit
 from ..sections import Run, Sections
@@ -115,7 +115,7 @@ def run_for_target(
 
 def _answered(objective: Objective, run: Run, teacher: Backbone, rows: Prepared, accelerator: Accelerator) -> Prepared:
     """The rows with the engine's own answers; an objective made for the given ones says whose states it needs."""
-    if not isinstance(objective, Featured):
+    if objective.features is None:
         raise RequestError("features.answers is set, and this method reads no features; leave it")
     recipe = run.recipe
     return answered_rows(

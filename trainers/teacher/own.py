@@ -18,7 +18,7 @@ from ...decoding.backbone.hidden_states import LAST
 from ...errors import RequestError
 from ..loop.objective import Batch, Objective
 from ..loop.sharding import standalone
-from .features import FeatureSource, OnlineFeatures
+from .features import OnlineFeatures
 from .frozen import Save, freeze
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class OwnObjective(Objective):
         self, net: nn.Module, loss: Loss, target: PreTrainedModel, save: Save, *, layers: Sequence[int] = (LAST,)
     ) -> None:
         """`save`: writes the net into a folder; `layers`: which hidden states of the target the loss is given."""
-        self.module: nn.Module = _Student(net, loss)
-        self.features: FeatureSource = OnlineFeatures(freeze(target), layers)
-        self.rollouts = None
+        super().__init__(_Student(net, loss), features=OnlineFeatures(freeze(target), layers))
         self._net, self._save = net, save
 
     @torch.no_grad()

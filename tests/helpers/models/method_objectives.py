@@ -11,6 +11,7 @@ from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
 from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
 from draftsmith.trainers.methods import METHODS
+from draftsmith.trainers.spine import check_target
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn
 
@@ -73,7 +74,7 @@ def objective_of(
     module.check_recipe(recipe)
     is_tuned = isinstance(frozen, TunedTarget)
     plain = frozen.model if is_tuned else frozen
-    module.check_target(recipe, plain)
+    check_target(recipe, plain)
     with_tokens = {"tokenizer": tokenizer}
     given = {"eagle3": {"ids": ids}, "peagle": {"ids": ids}, "distill": with_tokens, "pard": with_tokens}.get(
         recipe.method, {}

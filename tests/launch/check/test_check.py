@@ -22,6 +22,7 @@ from draftsmith.launch.check.models import Models, Once, check_model, check_targ
 from draftsmith.launch.check.unread import shorter_drafts
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.trainers import spine
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -327,7 +328,7 @@ def test_a_cut_draft_s_size_is_traced_to_the_recipe_that_has_it(tmp_path: Path, 
     assert "a recipe's own by --model.head_size ''" in str(raised.value)
     recipe = load_recipe(own, [("model.start_from", "target")]).recipe
     with pytest.raises(RequestError, match="model.head_size is 32"):  # as training asks, before any row is made
-        recipe.record.code().check_target(recipe, Models(recipe).target())
+        spine.check_target(recipe, Models(recipe).target())
     assert "ready to train" in run(own, tmp_path / "out", **cut, model__head_size="")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.errors import Stopped
-from draftsmith.trainers.loop import checkpoint, signals
+from draftsmith.trainers.loop import checkpoint, interruptions
 from faults import toy
 from helpers.reliability_tally import tally
 from helpers.runs.crashed_process import Point, points, run, send
@@ -27,7 +27,7 @@ def go_on(out: Path) -> None:
 
 def stopped(out: Path, first: signal.Signals = signal.SIGTERM) -> int:
     """The exit code of a run that a first signal asks to stop."""
-    signals._SAME = -1.0  # what comes at once is a second signal too
+    interruptions._SAME = -1.0  # what comes at once is a second signal too
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     loop = toy.loop_in(out, every=EVERY)
     try:

@@ -15,8 +15,8 @@ from draftsmith.errors import Stopped
 from draftsmith.eval.measure import probe
 from draftsmith.launch.cli import main
 from draftsmith.trainers.loop import checkpoint
+from draftsmith.trainers.loop.interruptions import Interrupted, interrupt_on_signal, stop_on_signal
 from draftsmith.trainers.loop.loop import Loop
-from draftsmith.trainers.loop.signals import Interrupted, interrupt_on_signal, stop_on_signal
 from draftsmith.trainers.loop.snapshot import Snapshots
 from draftsmith.trainers.loop.step import Steps
 from draftsmith.trainers.teacher import frozen
@@ -131,7 +131,7 @@ def test_what_a_launcher_passes_on_is_no_second_signal(name: str, monkeypatch: p
     def twice(later: float) -> Callable[[], None]:
         def act() -> None:
             clock = iter([10.0, 10.0 + later, 20.0])
-            monkeypatch.setattr("draftsmith.trainers.loop.signals.time.monotonic", lambda: next(clock))
+            monkeypatch.setattr("draftsmith.trainers.loop.interruptions.time.monotonic", lambda: next(clock))
             with interrupt_on_signal(), stop_on_signal() as stop:
                 signal.raise_signal(number)
                 assert stop.name == name

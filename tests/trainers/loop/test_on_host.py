@@ -7,12 +7,12 @@ import torch
 from draftsmith.decoding.on_host import on_host, sent
 from draftsmith.drafters.layers.packing import Packing
 from draftsmith.drafters.projection import Projection
-from draftsmith.trainers.eagle_common import compared, in_text_order
 from draftsmith.trainers.labels import has_label, label_places, labelled
 from draftsmith.trainers.loop.feed import upload
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.loop.step import cut
 from draftsmith.trainers.losses.chunked import SharedTeacher
+from draftsmith.trainers.student.compared import compared, in_text_order
 from helpers.models.learnable_text import Chains
 
 META = torch.device("meta")
@@ -44,10 +44,11 @@ def test_labels_of_heads_and_drafts(rows: Batch, batch: Batch) -> None:
 
 
 def test_comparisons_of_passes(rows: Batch, batch: Batch) -> None:
-    guess_PH, at_P, label_P2 = compared([states(rows)] * PASSES, batch)
+    drafts = compared([states(rows)] * PASSES, batch)
     count = sum(int(has_label(rows, 2 + j).sum()) for j in range(PASSES))
-    assert guess_PH.shape == (count, HIDDEN)
-    at_P, guess_PH, label_P2, _ = in_text_order(at_P, guess_PH, label_P2, None)
+    assert drafts.hidden_PH.shape == (count, HIDDEN)
+    drafts = in_text_order(drafts)
+    at_P, label_P2 = drafts.at_P, drafts.label_P2
     assert (label_P2.shape, at_P.device) == ((count, 2), META)
     teacher = SharedTeacher.of(states(rows).flatten(0, 1), Projection(torch.zeros(5, HIDDEN, device=META)), at_P)
     assert len(teacher.hidden_PH) == len(on_host(at_P).unique())

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from draftsmith.errors import EnvironmentFailure
 from draftsmith.trainers.config import LoopConfig
-from draftsmith.trainers.loop import checkpoint, processes
+from draftsmith.trainers.loop import checkpoint, interruptions
 from draftsmith.trainers.loop.setup import _group_of
 from draftsmith.trainers.loop.sums import hosts, total
 from faults import poison, ranks, stalls, toy
@@ -64,11 +64,11 @@ def test_one_of_four_that_stops(rank: int, place: str, tmp_path: Path) -> None:
 def test_a_process_counts_on_where_another_one_removed_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_SILENCE", 2.0)
+    monkeypatch.setattr(interruptions, "_SILENCE", 2.0)
     team: Any = SimpleNamespace(num_processes=2, process_index=0)
-    with processes.name_the_silent(tmp_path, team, bound=1):
+    with interruptions.name_the_silent(tmp_path, team, bound=1):
         shutil.rmtree(tmp_path / ".alive", ignore_errors=True)
-        assert processes.silent(tmp_path / ".alive", 2) == [1]
+        assert interruptions.silent(tmp_path / ".alive", 2) == [1]
     assert [*tmp_path.iterdir()] == []
 
 

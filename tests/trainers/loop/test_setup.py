@@ -10,6 +10,7 @@ import pytest
 import torch
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.launch.train import run as train
+from draftsmith.trainers import spine
 from draftsmith.trainers.config import LoopConfig, OptimizerConfig
 from draftsmith.trainers.loop.setup import accumulation, make_accelerator, resume_from
 
@@ -64,7 +65,9 @@ def test_what_is_switched_off_is_not(variable: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_run_does_without_the_attention_whose_gradient_may_be_nan(before: bool) -> None:
+def test_a_run_does_without_the_attention_whose_gradient_may_be_nan(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """cuDNN's beside a mask. What decodes behind the run chooses as it did."""
     seen: list[bool] = []
 
@@ -72,7 +75,8 @@ def test_a_run_does_without_the_attention_whose_gradient_may_be_nan(before: bool
         seen.append(torch.backends.cuda.cudnn_sdp_enabled())
         raise RequestError("ended")
 
-    recipe: Any = SimpleNamespace(record=SimpleNamespace(code=lambda: SimpleNamespace(run=method)))
+    recipe: Any = SimpleNamespace()
+    monkeypatch.setattr(spine, "run", method)
     was = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(before)

@@ -260,7 +260,7 @@ def test_what_was_made_ahead_is_forgotten_with_its_size(monkeypatch: pytest.Monk
     features = SimpleNamespace(
         looks_ahead=True, expect=lambda _batch: None, forget=lambda: forgot.append(1), take_waited=lambda: 0.5
     )
-    feed = Feed(lambda step: (made.append(step), [{"step": step}])[1], SimpleNamespace(), steps=4)  # type: ignore[arg-type]
+    feed = Feed(lambda step: (made.append(step), [{"step": step}])[1], SimpleNamespace(features=None), steps=4)  # type: ignore[arg-type]
     feed._features = features  # type: ignore[assignment]
     assert feed.step(0) == [{"step": 0}]
     feed.make_next(0)
@@ -289,7 +289,7 @@ def test_waiting_is_of_rows_and_of_features(monkeypatch: pytest.MonkeyPatch) -> 
         clock[0] += 2.0
         return []
 
-    feed = Feed(batches, SimpleNamespace(), steps=4)  # type: ignore[arg-type]
+    feed = Feed(batches, SimpleNamespace(features=None), steps=4)  # type: ignore[arg-type]
     feed.step(0)
     feed.make_next(0)
     assert feed.take_waited() == 4.0

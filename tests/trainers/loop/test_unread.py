@@ -14,11 +14,11 @@ import pytest
 import torch
 from draftsmith.decoding.on_host import on_host
 from draftsmith.errors import TrainingFailed
-from draftsmith.trainers import eagle
 from draftsmith.trainers.loop import optimizer, step
 from draftsmith.trainers.loop.optimizer import LeftOut, MuonByFlag, Unread, leaves_out_by_itself
 from draftsmith.trainers.method_config import RolloutsConfig
 from draftsmith.trainers.packed import passes
+from draftsmith.trainers.student import compared
 from faults import poison, toy
 from helpers.models.method_cases import CASES
 from helpers.models.method_objectives import OBJECTIVES
@@ -147,23 +147,23 @@ def test_what_reads_each_step_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("device")
 def test_every_kind_of_read_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted into what is made of the rows on the device; the host's own numbers may be read."""
-    real = eagle.told_by_pass
+    real = compared.report_weights
 
-    def told_by_pass(at_P: torch.Tensor, *rest: Any) -> torch.Tensor:
-        told_P = real(at_P, *rest)
-        float(told_P.sum())
-        told_P.nonzero()
-        told_P[told_P > 0]
-        told_P.detach().cpu()
-        told_P.tolist()
+    def report_weights(at_P: torch.Tensor, *rest: Any) -> torch.Tensor:
+        weight_P = real(at_P, *rest)
+        float(weight_P.sum())
+        weight_P.nonzero()
+        weight_P[weight_P > 0]
+        weight_P.detach().cpu()
+        weight_P.tolist()
         on_host(at_P).tolist()
         on_host(at_P).nonzero()
-        return told_P
+        return weight_P
 
-    monkeypatch.setattr(eagle, "told_by_pass", told_by_pass)
+    monkeypatch.setattr(compared, "report_weights", report_weights)
     reads = {"_local_scalar_dense", "nonzero", "index", "cpu", "tolist"}
     assert read_in(loop_of("eagle", tmp_path), monkeypatch) == {
-        Place("trainers/eagle.py", "EagleStudent.forward"): reads
+        Place("trainers/student/compared.py", "Student.compare"): reads
     }
 
 

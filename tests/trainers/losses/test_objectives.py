@@ -27,7 +27,8 @@ from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import TERMS, UNKNOWN, Mix
 from draftsmith.trainers.losses.pace import geometric
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig, MedusaConfig
-from helpers.models.method_objectives import MODULES, build
+from draftsmith.trainers.spine import run
+from helpers.models.method_objectives import build
 from ruamel.yaml import YAML
 from torch import Tensor, nn
 
@@ -467,7 +468,7 @@ def test_requests_that_make_no_sense(recipe: dict[str, Any], reason: str, tmp_pa
     with pytest.raises(RequestError, match=reason):
         check_recipe(made)
     with pytest.raises(RequestError, match=reason):
-        MODULES[made.method].run(made, tmp_path)
+        run(made, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -63,7 +63,10 @@ def test_the_weight_is_the_share_in_the_gradient_of_the_expected_length() -> Non
 def test_places_that_hold_their_own_anchors(given: tuple[Tensor, Tensor]) -> None:
     label_q, known = given
     anchors = [known[:, j].nonzero()[:, 0] for j in range(known.shape[1])]
-    ours = paced([label_q[at, j] for j, at in enumerate(anchors)], anchors, count=len(label_q), floor=0.5)
+    draft = torch.cat([torch.full_like(at, j) for j, at in enumerate(anchors)])
+    q_P = torch.cat([label_q[at, j] for j, at in enumerate(anchors)])
+    together = paced(q_P, torch.cat(anchors), draft, (len(label_q), len(anchors)), floor=0.5)
+    ours = together.split([len(at) for at in anchors])
     whole = d_pace(label_q, known, 0.5)
     for j, at in enumerate(anchors):
         assert torch.equal(ours[j], whole[at, j])

@@ -20,10 +20,10 @@ from draftsmith.launch.check.unread import check_read
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.loop.compiled import Compiled
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.method_config import BlockConfig, MedusaConfig, PardConfig, PeagleConfig, TuneConfig
 from draftsmith.trainers.packed.passes import hidden_states
-from draftsmith.trainers.student.compiled import Compiled
 from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
 from draftsmith.trainers.student.lora import add_adapter
 from draftsmith.trainers.student.recomputed import decoder_layers, layers_within, recompute_layers

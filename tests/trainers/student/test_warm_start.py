@@ -23,7 +23,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
-from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
+from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2, spine
 from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, peagle
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import (
@@ -142,12 +142,11 @@ def starter(patch: pytest.MonkeyPatch, place: Path) -> Start:
             )
 
         for name, instead in {"run_for_target": frozen, "run_tuned": tuned}.items():
-            if hasattr(method, name):
-                patch.setattr(method, name, instead)
+            patch.setattr(spine, name, instead)
         torch.manual_seed(seed)
         named = None if begin is None else str(begin)
         kind = method.__name__.rpartition(".")[2]
-        method.run(Recipe(method=kind, model=ModelConfig(start_from=named), **sections), place / "run")
+        spine.run(Recipe(method=kind, model=ModelConfig(start_from=named), **sections), place / "run")
         return found[0]
 
     return made

@@ -3,7 +3,7 @@
 What is compiled is what an objective's module calls through its `static` (`drafters/layers/static.py`): functions, not
 modules, so that weights, their names, checkpoints and decoding stay what they are. Each part is taken whole
 or not at all: torch never falls back to Python without a word. Shapes are static; where the number of labels
-differs from batch to batch, few sizes are made of it (`../losses/buckets.py`). Read next: `../loop/loop.py`, which
+differs from batch to batch, few sizes are made of it (`../losses/buckets.py`). Read next: `loop.py`, which
 asks for it; `../losses/chunked.py` and `drafters/eagle/net.py`, what is compiled.
 """
 
@@ -14,12 +14,12 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
-from ...drafters.layers.static import Static
+from ...drafters.layers.static import StaticParts
 from ...errors import RequestError
 from ..config import LoopConfig
 from ..methods import METHODS
@@ -32,13 +32,6 @@ BACKEND = "inductor"
 """torch's own compiler."""
 _LIMIT = 256
 """Graphs of one part. Past it torch gives up with an error; what a run needs is a few dozen at most."""
-
-
-@runtime_checkable
-class HasParts(Protocol):
-    """An objective's module that calls the parts of fixed shape through `static`."""
-
-    static: Static
 
 
 class Compiled:
@@ -116,7 +109,7 @@ def compile_parts(module: nn.Module, loop: LoopConfig) -> Compiled | None:
     """
     if not loop.compile:
         return None
-    if not isinstance(module, HasParts):
+    if not (isinstance(module, StaticParts) and module.compiles):
         able = ", ".join(name for name, method in METHODS.items() if method.compiles)
         raise RequestError(
             f"loop.compile is on, and this method has no parts that are compiled; methods {able} have. Leave it out"

@@ -17,20 +17,20 @@ import pytest
 import torch
 import torch._inductor.config
 from conftest import make_target
-from draftsmith.drafters.layers.static import as_it_is
+from draftsmith.drafters.layers.static import Static, as_it_is
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.launch.check.check import _device
 from draftsmith.launch.check.unread import check_read
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import LoopConfig, ObjectiveConfig, OptimizerConfig
+from draftsmith.trainers.loop import compiled
+from draftsmith.trainers.loop.compiled import Compiled, check_compiler, compile_parts
 from draftsmith.trainers.loop.setup import make_accelerator
 from draftsmith.trainers.losses.buckets import next_size, whole_chunks
 from draftsmith.trainers.losses.chunked import ChunkedLoss, SharedTeacher, Teacher, _parts
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.methods import METHODS
-from draftsmith.trainers.student import compiled
-from draftsmith.trainers.student.compiled import Compiled, check_compiler, compile_parts
 from faults import compiled_ranks, ranks, toy
 from helpers.models.method_objectives import build
 from torch import Tensor, nn
@@ -161,11 +161,12 @@ def test_what_stands_behind_counts_nowhere(count: int, shared: bool) -> None:
     label = torch.randint(0, 30, (count,), generator=g)
     share, told = torch.rand(count, generator=g), torch.rand(count, generator=g)
 
-    def made(**more: Any) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
-        value, terms = loss(hidden, label, teacher, share, told_P=told, **more)
+    def made(static: Static) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
+        loss.static = static
+        value, terms = loss(hidden, label, teacher, share, report_weight_P=told)
         return value, terms, list(torch.autograd.grad(value, [hidden, head.weight, head.bias]))
 
-    (plain, terms, wanted), (same, others, found) = made(), made(static=Shapes())
+    (plain, terms, wanted), (same, others, found) = made(as_it_is), made(Shapes())
     torch.testing.assert_close(same, plain)
     torch.testing.assert_close(others, terms)
     torch.testing.assert_close(found, wanted)
@@ -319,8 +320,11 @@ def test_methods_without_parts_are_refused() -> None:
         else:
             with pytest.raises(RequestError, match=rf"loop.compile is True, and method `{name}`.*train with `target`"):
                 check_read(Recipe(method=name, loop=on))
-    with pytest.raises(RequestError, match="this method has no parts that are compiled; methods target, distill, "):
-        compile_parts(nn.Linear(2, 2), on)
+    for module in (nn.Linear(2, 2), toy.objective_of("pard", pard={"drafts": 2}).module):
+        with pytest.raises(
+            RequestError, match="this method has no parts that are compiled; methods target, distill, "
+        ):
+            compile_parts(module, on)
 
 
 @pytest.mark.parametrize(
