@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import importlib
 import os
 import shlex
@@ -180,9 +181,13 @@ def walked(root: Path, module: str, function: str) -> Iterator[set[CodeType]]:
     original: Callable[..., Any] = getattr(owner, name)
     called: set[CodeType] = set()
 
+    @functools.cache
+    def is_core(name: str) -> bool:
+        return Path(name).is_relative_to(root) and is_in(Path(name).relative_to(root), "core")
+
     def note(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(root)) and not code.co_name.startswith("<"):
+        if event == "call" and not code.co_name.startswith("<") and is_core(code.co_filename):
             called.add(code)
 
     def watched(*arguments: Any, **named: Any) -> Any:

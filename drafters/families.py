@@ -287,7 +287,7 @@ _ALL = (
         load=".heads.family:load_medusa_folder",
         proposer=".heads.family:draft_by_medusa",
         toy=_own_toy("medusa"),
-        exports={"vllm": Form("medusa", ".heads.serving:medusa")},
+        exports={"vllm": Form("medusa", ".heads.family:medusa")},
         most_tokens=lambda settings: int(settings["heads"]),
         tree_unused=_always_a_tree,
         options=_OF_HEADS,
@@ -424,8 +424,8 @@ _ALL = (
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         exports={
-            "vllm": Form("dflash", ".block.serving:dflash"),
-            "sglang": Form("DFLASH", ".block.serving:dflash_for_sglang", parallel=True),
+            "vllm": Form("dflash", ".block.family:dflash"),
+            "sglang": Form("DFLASH", ".block.family:dflash_for_sglang", parallel=True),
         },
         unchecked={
             "tensorrt-llm": "TensorRT-LLM loads DFlash in its published form",
@@ -447,8 +447,8 @@ _ALL = (
         options=_OF_BLOCKS,
         toy=_block_toy,
         exports={
-            "vllm": Form("dspark", ".block.serving:dspark"),
-            "sglang": Form("DSPARK", ".block.serving:dspark_for_sglang", parallel=True),
+            "vllm": Form("dspark", ".block.family:dspark"),
+            "sglang": Form("DSPARK", ".block.family:dspark_for_sglang", parallel=True),
         },
         unchecked={
             "tensorrt-llm": "TensorRT-LLM loads DSpark",
@@ -471,7 +471,7 @@ _ALL = (
         hidden_states=lambda settings: len(settings["layers"]) + 1,
         options=_OF_BLOCKS,
         toy=_block_toy,
-        exports={"vllm": Form("dflash", ".block.serving:dflash2")},
+        exports={"vllm": Form("dflash", ".block.family:dflash2")},
         unchecked={"sglang": "SGLang loads DFlash 2", "speculators": "vLLM loads DFlash 2 in this form too"},
         elsewhere="neither TensorRT-LLM nor llama.cpp has DFlash 2's convolutions and selector",
         most_tokens=_drafts_of_a_block,

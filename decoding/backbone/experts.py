@@ -1,6 +1,6 @@
 """The experts of a model: where a layer's feed-forward part is many, of which each token reads a few.
 
-Read next: `eval/measure/backbone/experts.py`, how many a verify call reads; `launch/check/activations.py`, what a pass
+Read next: `eval/measure/speed.py`, how many a verify call reads; `launch/check/activations.py`, what a pass
 holds.
 """
 

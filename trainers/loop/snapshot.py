@@ -1,7 +1,7 @@
 """A run's checkpoints: everything that a resumed run needs, written to disk and read back.
 
 Trained weights, moments, the moving average, rows that the models generated, and counters; the
-manifest says of which run (`launch/train/resume.py` compares that), on which rows, and in how many
+manifest says of which run (`launch/check/resume.py` compares that), on which rows, and in how many
 processes. Under ZeRO-3 the first two are DeepSpeed's own files, under our manifest. `checkpoint.py` publishes
 a folder of files as a whole or not at all; `state.py` turns each part into tensors. Read next: `loop.py`.
 """

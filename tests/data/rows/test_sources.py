@@ -13,8 +13,7 @@ from draftsmith.data.rows.prepare import prepare, training_texts
 from draftsmith.data.rows.raw import Extents
 from draftsmith.data.rows.records import Placed, RecordReader, held_out
 from draftsmith.data.rows.shapes import Chat, Record, Text, Tokens, find_shape, parse
-from draftsmith.data.rows.sources import Source, StdlibSource, open_sources
-from draftsmith.data.rows.stdlib import stdlib_texts
+from draftsmith.data.rows.sources import Source, StdlibSource, open_sources, stdlib_texts
 from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.errors import DataError, RequestError
 

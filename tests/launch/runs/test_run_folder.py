@@ -16,13 +16,13 @@ import pytest
 import torch
 from crash import run as copy_does
 from draftsmith.errors import DataError, RequestError, Stopped, TrainingFailed
+from draftsmith.launch.check.resume import check_resume
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
+from draftsmith.launch.train import run as run_file
 from draftsmith.launch.train import run as train
-from draftsmith.launch.train import status as status_file
-from draftsmith.launch.train.resume import check_resume
-from draftsmith.launch.train.status import Status
+from draftsmith.launch.train.run import Status
 from draftsmith.storage import hold
 from draftsmith.storage.staging import this_host
 from draftsmith.trainers.methods import METHODS, own_sections
@@ -380,6 +380,6 @@ def test_a_full_disk_has_room_for_the_status(tmp_path: Path, monkeypatch: pytest
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(status_file, "write_text", full)
+    monkeypatch.setattr(run_file, "write_text", full)
     told.fail(RuntimeError("x" * 10_000))
     assert status(tmp_path) == ("failed", 5)

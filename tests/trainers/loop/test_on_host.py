@@ -6,7 +6,7 @@ import pytest
 import torch
 from chains import Chains
 from draftsmith.decoding.on_host import on_host, sent
-from draftsmith.drafters.layers.packing import Packing
+from draftsmith.drafters.layers.passes import Packing
 from draftsmith.drafters.projection import Projection
 from draftsmith.trainers.eagle_common import compared, in_text_order
 from draftsmith.trainers.labels import has_label, label_places, labelled
