@@ -79,7 +79,7 @@ def _check_same_recipe(run: Path, recipe: Recipe, *, said: bool) -> None:
 
 
 def _check_same_run(checkpoint: Path, recipe: Recipe) -> None:
-    """Compare what a checkpoint says it is of; those of 0.1.0 say nothing."""
+    """Compare what a checkpoint says it is of; a damaged one says nothing."""
     there = _identity_in(checkpoint)
     if there is None:
         return

@@ -168,7 +168,7 @@ class Snapshots:
         """The best so far; None where this run measures it otherwise than the one of `folder`: the next will be."""
         there = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("recipe")
         here = json.loads(json.dumps(dict(self.identity)))
-        before = there if isinstance(there, dict) else {}  # 0.1.0 tells nothing
+        before = there if isinstance(there, dict) else {}
         if counters.best is None or all(before.get(name, here.get(name)) == here.get(name) for name in _CHOOSE):
             return counters.best
         _log.info("probes or held-out rows are others than before %s: the next ones choose the best anew", folder)
