@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ...decoding.proposal import Proposer
 from ...drafters.grids import NO_FACTORS, Grid
 from ...drafters.temperatures import FACTORS
+
+if TYPE_CHECKING:
+    from ...decoding.proposal import Proposer
 
 
 @dataclass(frozen=True)
