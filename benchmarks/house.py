@@ -197,7 +197,7 @@ def walked(root: Path, module: str, function: str) -> Iterator[set[CodeType]]:
             return original(*arguments, **named)
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     setattr(owner, name, watched)
     try:
