@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .launch.train import train as train
     from .trainers.methods import Method as Method
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # public name -> module that owns it
 _HOMES = {

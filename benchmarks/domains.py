@@ -2,7 +2,7 @@
 
 Without `--domain`, two kinds of the standard library's sources: its test suite, which neither the
 embedded target nor `distill-tiny` was trained on, and its windowed programs (idlelib, tkinter,
-turtledemo); files are split by the hash of their path (`data/rows/stdlib.py`), and prompts come from
+turtledemo); files are split by the hash of their path (`data/rows/sources.py`), and prompts come from
 those that nobody has seen. `--domain NAME=FILE`, once per domain, takes the rows of a JSONL file in
 their place, split by the hash of the row; the adapters never see the rows that prompts are made of.
 The base draft is `distill-tiny`'s; each domain's adapter is trained on it by `distill-lora-tiny`,
@@ -37,7 +37,7 @@ from draftsmith.benchmarks.common.provenance import drafter_weights, finish, nam
 from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.prompts import load_prompts, render
-from draftsmith.data.rows.stdlib import split_of
+from draftsmith.data.rows.sources import split_of
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.model.adapters import BASE

@@ -40,8 +40,7 @@ from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.tree.build import Choices, tree_of_paths
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.drafters.heads.medusa import default_paths
-from draftsmith.eval.measure.backbone.experts import experts_read
-from draftsmith.eval.measure.speed import bytes_of
+from draftsmith.eval.measure.speed import bytes_of, experts_read
 from draftsmith.eval.measure.timing import turns
 from torch import Tensor, nn
 

@@ -1,13 +1,13 @@
 """How often the first draft of trained drafters is accepted, each less the first one's, on the same held-out tokens.
 
 A block drafter's first slot and EAGLE-3's first draft read the same: states of the target up to a token, and that
-token. After equal training they should be accepted about as often, or a label or an anchor is wrong. Decoding says
-so to a tenth; here every token of held-out rows is asked (`eval/measure/ranks.py` has the states, each drafter its
+token. After equal training they should be accepted about as often, or a label or an anchor is wrong. Decoding says so
+to a tenth; here every token of held-out rows is asked (`eval/measure/tree_choice.py` has the states, each drafter its
 logits along a known text): at T = 0 whether both argmaxes agree, at T = 1 sum_v min(p, q), which is the acceptance of
 a draft from q in the mean. Differences are paired token by token. Rows are added until the interval of every
-difference is narrow. Several runs of one drafter, of other training seeds, stand behind each other with commas.
-With `--slots-alone` drafters whose slots are corrected by the token in front are asked without that too: what a
-selector cannot choose, or a head gets wrong, is then told from what the slots do not know.
+difference is narrow. Several runs of one drafter, of other training seeds, stand behind each other with commas. With
+`--slots-alone` drafters whose slots are corrected by the token in front are asked without that too: what a selector
+cannot choose, or a head gets wrong, is then told from what the slots do not know.
 
     python benchmarks/first_draft.py EAGLE-3=runs/eagle3-tiny/drafter DFlash=runs/dflash-tiny/drafter
     python benchmarks/first_draft.py EAGLE-3=runs/a/drafter,runs/b/drafter DSpark=runs/c/drafter,runs/d/drafter
@@ -40,7 +40,7 @@ from draftsmith.drafters.block.walked import WalkedBlock
 from draftsmith.drafters.projection import Projection
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.measure.arms import NOT_AUDITED
-from draftsmith.eval.measure.ranks import states_along
+from draftsmith.eval.measure.tree_choice import states_along
 from draftsmith.launch.recipe.load import load_recipe
 from torch import Tensor
 

@@ -27,9 +27,9 @@ from draftsmith.benchmarks.common.runs import add_audit, add_decoding, by_seed, 
 from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES
 from draftsmith.benchmarks.families import at_temperatures, eval_config, prompts_of, target_of, train
 from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.drafters.mtp.family import Mtp
 from draftsmith.drafters.mtp.layers import STATES
 from draftsmith.drafters.mtp.net import MtpNet
-from draftsmith.drafters.mtp.proposer import Mtp
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.measure.requests import first_turns
 from draftsmith.launch.recipe.load import load_recipe

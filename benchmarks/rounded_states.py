@@ -17,7 +17,7 @@ from draftsmith.benchmarks.common.records import Cell, Record, figure, table_of
 from draftsmith.data.rows.prepare import prepare
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.eval.measure.backbone.drift import measure_drift
+from draftsmith.eval.measure.drift import measure_drift
 from draftsmith.launch.recipe.load import load_recipe
 
 ROUNDED = ("int8", "int4")

@@ -47,7 +47,7 @@ from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.index import AnswerMemory
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
 from draftsmith.eval.audit.enumeration import Enumeration
-from draftsmith.launch.measure.methods import TargetTexts
+from draftsmith.launch.methods import TargetTexts
 
 TEMPERATURES = (0.0, 1.0)
 STRETCH, AGAIN = 160, 16  # tokens of a stretch, and of those that stand a second time

@@ -22,7 +22,7 @@ from draftsmith.data.prompts import load_prompts, render
 from draftsmith.decoding.backbone import stacked
 from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.decoding.processor import Kind, kind
+from draftsmith.decoding.devices import Kind, kind
 from draftsmith.decoding.tree.tree import chain
 
 TARGET = "tiny"

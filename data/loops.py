@@ -1,6 +1,6 @@
 """Text that goes round in a loop: "the the the", or a line that is written again and again.
 
-Read next: `eval/measure/degeneracy.py`, how much of a target's text does; `trainers/teacher/loops.py`, which trains a
+Read next: `eval/measure/metrics.py`, how much of a target's text does; `trainers/teacher/loops.py`, which trains a
 model away from it.
 """
 

@@ -28,7 +28,7 @@ from .rows.shapes import (
     tools_of,
     with_system,
 )
-from .rows.stdlib import stdlib_texts
+from .rows.sources import stdlib_texts
 from .rows.templates import check_values, render_chat
 
 if TYPE_CHECKING:

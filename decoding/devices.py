@@ -1,4 +1,7 @@
-"""Where this process computes, for loading, training and the pre-flight alike; and how long parts of its work take.
+"""Where this process computes, what parts take there, and what its processor can do.
+
+Loading, training and the pre-flight ask here; of the processor only what decides which kernel is fastest. Nothing
+reads a clock, so that equal runs on one machine choose alike.
 
 Read next: `backbone/loading.py`.
 """
@@ -9,6 +12,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal
 
 import torch
 
@@ -50,3 +55,28 @@ class Spent:
         if self._events:
             self._events[-1][1].synchronize()
         return self._on_host + sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3
+
+
+Kind = Literal["amx", "avx512", "narrower"]
+"""As products of fp32 with few rows differ: Intel's processors that have tiles, which such products do not use; others
+with registers of 512 bits; those with narrower ones."""
+
+
+def kind() -> Kind:
+    """The kind of this machine's processor; `avx512` where torch does not say."""
+    found = _capabilities()
+    if found.get("amx_tile"):
+        return "amx"
+    return "avx512" if found.get("avx512_f", True) else "narrower"
+
+
+def multiplies_bf16() -> bool:
+    """Whether there are instructions for products of bf16; elsewhere torch makes them too, far slower than of fp32."""
+    found = _capabilities()
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
+@cache
+def _capabilities() -> dict[str, Any]:
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return found

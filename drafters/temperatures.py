@@ -3,7 +3,7 @@
 A rule accepts a drawn token with sum min(p, q) on average, and a draft that is surer than its target, or less sure,
 loses some of it. Whoever draws at such a temperature declares the q that it draws from, so the output stays the
 target's. At factor 0 that q is all on the likeliest token, and the rule is still that of drawn tokens.
-`draftsmith tune` chooses the factors (`eval/tune/temperatures.py`). Read next: `../decoding/sampling.py`.
+`draftsmith tune` chooses the factors (`eval/tune/profile.py`). Read next: `../decoding/sampling.py`.
 """
 
 from __future__ import annotations

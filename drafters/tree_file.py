@@ -1,7 +1,7 @@
 """`tree.json`: a static tree chosen from measured acceptance, kept beside a drafter's weights.
 
 `draftsmith tree` writes it (`launch/measure/tree.py`), `drafter.tree` names it. Read next: `registry.py`,
-which reads it; `eval/measure/ranks.py`, what it is measured from.
+which reads it; `eval/measure/tree_choice.py`, what it is measured from.
 """
 
 from __future__ import annotations

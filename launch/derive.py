@@ -1,4 +1,6 @@
-"""`draftsmith derive`: a drafter made of the target itself, nothing trained.
+"""Drafters that need no training: `derive` makes one of the target itself, `datastore` one of a corpus.
+
+A datastore is a suffix array on disk, for REST and suffix decoding.
 
 Read next: `drafters/model/quantised.py`, `drafters/model/early_exit.py`.
 """
@@ -9,12 +11,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.config import DataConfig
+from ..data.rows.sources import open_sources
 from ..errors import RequestError
 from ..storage import staged_folder, writable_folder, writing
+from .methods import TargetTexts
 
 if TYPE_CHECKING:
     from ..decoding.backbone.backbone import Backbone
-    from .requests import DeriveRequest
+    from .requests import DatastoreRequest, DeriveRequest
 
 
 def derive(request: DeriveRequest) -> str:
@@ -73,3 +78,32 @@ def _share(draft: Backbone, target: Backbone) -> str:
     from ..eval.measure.speed import bytes_of
 
     return f"{bytes_of(draft.model) / bytes_of(target.model):.0%}"
+
+
+def build(request: DatastoreRequest) -> str:
+    """Build the datastore; returns a summary and the next command."""
+    if request.limit is not None and request.limit < 1:
+        raise RequestError(f"--limit is {request.limit}; expected 1 or more rows, or none for all")
+    open_sources(DataConfig(source=request.source))  # refuses one that is not there
+    writable_folder(request.out.parent)
+    from ..data.datastore_build import build_datastore
+    from ..decoding.backbone.hub import load_tokenizer
+    from ..drafters.identity import fingerprint
+
+    tokenizer = load_tokenizer(request.target)
+    manifest = build_datastore(
+        TargetTexts(tokenizer).texts(request.source, request.limit),
+        request.out,
+        vocabulary=max(tokenizer.get_vocab().values()) + 1,
+        tokenizer=fingerprint(tokenizer),
+        shard_tokens=request.shard_tokens,
+    )
+    shards = len(manifest["shards"])
+    return (
+        f"{request.out}: {manifest['tokens']:,} tokens of {manifest['documents']:,} texts in "
+        f"{shards} shard{'' if shards == 1 else 's'}\n"
+        f"next: draftsmith eval --target {shlex.quote(request.target)} --method rest "
+        f"--drafter.rest_datastore {shlex.quote(str(request.out))}\n"
+        f"or:   draftsmith eval --target {shlex.quote(request.target)} --method suffix "
+        f"--drafter.suffix_datastore {shlex.quote(str(request.out))}"
+    )

@@ -19,7 +19,7 @@ from ..drafters.hub import drafter_folder
 from ..drafters.temperatures import FACTORS
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
-from ..eval.tune.words import in_words
+from ..eval.tune.settings import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
 from .engines import DRAWS, TAKES_TREES, Start, Tree, command

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.prompts import SECOND
 from ..drafters.families import FAMILIES, function
 from ..errors import TrainingFailed
-from .measure.methods import TRAINED
+from .methods import TRAINED
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
 from .requests import Pair, TuneRequest
@@ -67,7 +67,7 @@ _TOGETHER = 8
 
 def quickstart(out: Path, console: Console) -> None:
     """Run everything into `out`, print the table, the report's path and the next command."""
-    from ..decoding.processor import multiplies_bf16
+    from ..decoding.devices import multiplies_bf16
     from .check.early import check_alone
 
     instead = "on several, train and evaluate by `draftsmith train` and `draftsmith eval`"
@@ -156,7 +156,7 @@ def _load(out: Path, lookup: dict[str, str]) -> Loaded:
     """The drafter and prompt lookup on one target, each as tuned."""
     from .check.early import named
     from .measure.loaded import load_pair
-    from .measure.methods import make_method
+    from .methods import make_method
 
     pair = load_pair(named(Pair(out / RUN), list(_LESS.items()), tuned=True))
     recipe = named(Pair(out / RUN, method=TRAINING_FREE), list(lookup.items())).recipe

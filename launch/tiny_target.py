@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.rows.stdlib import stdlib_texts
+from ..data.rows.sources import stdlib_texts
 from ..errors import EnvironmentFailure
 from ..storage import write_text
 from .recipe.load import load_recipe
@@ -137,7 +137,7 @@ def loop_share(asset: Path) -> float:
     from ..decoding.engine import autoregressive
     from ..decoding.sampling import Warper
     from ..eval.config import EvalConfig
-    from ..eval.measure.degeneracy import degeneracy
+    from ..eval.measure.metrics import degeneracy
     from ..eval.measure.requests import first_turns, make_requests
 
     target = load_target(str(asset))

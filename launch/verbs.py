@@ -5,6 +5,8 @@ torch is imported only by the verbs that compute. Read next: `cli.py`, which cal
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
+from .. import __version__
 from ..errors import DraftsmithError, RequestError
+from ..eval.measure.environment import environment
 from ..storage import is_first, writable_folder, write_text
 from .generate import generate
 from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
@@ -206,7 +210,7 @@ class Datastore(DatastoreRequest):
     """Build the datastore that the methods `rest` and `suffix` retrieve from."""
 
     def run(self) -> None:
-        from .datastore import build
+        from .derive import build
 
         say(build(self))
 
@@ -296,7 +300,6 @@ class Doctor:
     """Print the environment block that a bug report needs."""
 
     def run(self) -> None:
-        from .doctor import doctor
 
         say(doctor())
 
@@ -324,3 +327,24 @@ VERBS: dict[str, type] = {
 }
 WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "tune", "chat", "inspect", "generate"}
 """The verbs that take values of a recipe too."""
+
+
+def doctor() -> str:
+    """A block to paste; no user names, no paths, no tokens."""
+    block = {"draftsmith": __version__, "git": _git_state(), **environment()}
+    return json.dumps(block, indent=1)
+
+
+def _git_state() -> str:
+    root = Path(__file__).parent.parent
+    try:
+        commit = _git(root, "rev-parse", "--short", "HEAD")
+        changed = _git(root, "status", "--porcelain")
+    except (OSError, subprocess.CalledProcessError):
+        return "not a git checkout"
+    return commit + (" with changes" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    return process.stdout.strip()

@@ -5,14 +5,20 @@ manifest with sizes and checksums is written and flushed, then the folders' list
 rename lets it appear, and what it replaces changes places with it and is deleted only after that. So
 a kill or a power cut at any moment leaves the old folder or the new one, and never a half.
 Folders in other programs' formats (drafters, exports) carry no manifest of ours.
+
+Where Linux can (renameat2, on most of its file systems), two folders change places at once, so that a name is never
+without its folder.
+
 Read next: `staging.py`, the hidden names; `identity.py`; `trainers/loop/checkpoint.py`, the first that uses it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +27,6 @@ from ..errors import EnvironmentFailure
 from .files import explain_full_disk, flush, sha256, shared_mode
 from .formats import MANIFEST_LIST
 from .staging import delete_leftovers, remove, replaced_of, restore_folder, staging_of
-from .swap import swap
 
 MANIFEST = "manifest.json"
 _log = logging.getLogger(__name__)
@@ -159,3 +164,12 @@ def fault(folder: Path) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+
+
+def swap(one: Path, other: Path) -> bool:
+    """Exchange what is at two paths; False, and nothing changed, where that cannot be."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    return rename is not None and bool(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)

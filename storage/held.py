@@ -1,7 +1,11 @@
 """A folder that one run holds from its beginning to its end.
 
 The first process of a run locks `.lock` in the folder and writes a line that says who it is. A kill
-gives the lock back and leaves the line, which is in nobody's way. Read next: `lock.py`.
+gives the lock back and leaves the line, which is in nobody's way.
+
+Which process of a launch this one is, by what launchers set; nothing is imported for it.
+
+Read next: `lock.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ from typing import IO, NamedTuple
 from ..errors import RequestError
 from .files import writing
 from .lock import try_lock, try_lock_shared
-from .ranks import rank
 from .staging import this_host
 
 _LOCK = ".lock"
@@ -161,3 +164,17 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+# torch's launcher, MPICH and Intel MPI, Open MPI, MVAPICH2: those that accelerate takes
+_RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+
+
+def rank() -> str | None:
+    """The number of this process in its launch; None where no launcher gives one."""
+    return next((os.environ[name] for name in _RANKS if os.environ.get(name)), None)
+
+
+def is_first() -> bool:
+    """Whether this process speaks for its launch, or is alone."""
+    return rank() in (None, "0")

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 
 _NAMED = re.compile(r"\.(?:staging|old)-(?P<host>[\w.]+)-(?P<pid>\d+)-(?P<name>.+)", re.DOTALL)
-_UNNAMED = re.compile(r"\.(?:staging|old)-(?:\d+-)?(?P<name>.+)", re.DOTALL)  # draftsmith 0.1.0
 
 
 @cache
@@ -85,7 +84,7 @@ def is_living(staged: Path, *, elsewhere: bool = False) -> bool:
     """Whether another process that lives staged this.
 
     Args:
-        elsewhere: what to take for true of other machines' processes, and of 0.1.0's, which left no name.
+        elsewhere: what to take for true of other machines' processes.
     """
     match = _NAMED.fullmatch(staged.name)
     if match is None or match["host"] != this_host():
@@ -104,5 +103,5 @@ def _is_running(pid: int) -> bool:
 
 
 def _name(staged: Path) -> str | None:
-    match = _NAMED.fullmatch(staged.name) or _UNNAMED.fullmatch(staged.name)
+    match = _NAMED.fullmatch(staged.name)
     return None if match is None else match["name"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import draftsmith
@@ -90,6 +91,58 @@ def test_no_circle_of_families() -> None:
             rooms.setdefault(path.parent, set()).update(needed - {path.parent})
     assert ROOT / "drafters/layers" in rooms[ROOT / "drafters/block"]
     assert circles(rooms) == []
+
+
+MENDED_NEXT = {(ROOT / "trainers/loop", ROOT / "trainers/student")}
+"""Pairs that still need each other: a compiled objective is asked of the student, which needs the objective's types."""
+
+
+def mutual(graph: Mapping[Path, set[Path]]) -> set[tuple[Path, Path]]:
+    """Pairs of folders whose files need each other; a folder and what stands inside of it are one."""
+    needs: dict[Path, set[Path]] = {}
+    for path, others in graph.items():
+        needs.setdefault(path.parent, set()).update(other.parent for other in others)
+    return {
+        (one, other)
+        for one, needed in needs.items()
+        for other in needed
+        if one < other and one in needs.get(other, ()) and not (other.is_relative_to(one) or one.is_relative_to(other))
+    }
+
+
+def test_no_two_folders_need_each_other() -> None:
+    """At run time, imports inside functions counted."""
+    assert mutual(import_graph(ROOT, TREES)) <= MENDED_NEXT
+
+
+def test_folders_that_need_each_other_are_seen() -> None:
+    """By two files of each; a folder inside the other is none."""
+    one, other, inner = ROOT / "launch/check", ROOT / "launch/train", ROOT / "launch/check/inner"
+    graph = {
+        one / "a.py": {other / "b.py", inner / "d.py"},
+        other / "c.py": {one / "e.py"},
+        inner / "d.py": {one / "a.py"},
+    }
+    assert mutual(graph) == {(one, other)}
+
+
+FEWEST_LINES = 40
+WAITING = {"launch/recipe/machine.py", "trainers/losses/unlikelihood.py"}
+"""Small files whose only reader is about to take them in."""
+
+
+def test_no_small_file_has_one_reader() -> None:
+    """What one file alone needs of so few lines stands in that file."""
+    readers: dict[Path, set[Path]] = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                for file in imported_files(ROOT, path, node):
+                    readers.setdefault(file, set()).add(path)
+    small = [
+        path for path in ALL if not path.stem.startswith("__") and len(path.read_text().splitlines()) < FEWEST_LINES
+    ]
+    assert {name_of(path) for path in small if len(readers.get(path, ())) == 1} <= WAITING
 
 
 def test_a_circle_is_seen() -> None:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..drafters.heads.medusa import Heads
-from ..drafters.layers.recomputed import again
-from ..drafters.layers.static import StaticParts, as_it_is
+from ..drafters.layers.static import StaticParts, again, as_it_is
 from ..drafters.projection import Shaping
 from ..errors import RequestError
 from .config import ObjectiveConfig

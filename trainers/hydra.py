@@ -4,7 +4,7 @@ Ankner et al. 2024, arXiv 2402.05109. Hydra is `objective: {kl: 0, ce: 1}` with 
 Hydra++ adds three things: `medusa.prefix`, a layer in front of the heads, `medusa.layers` 4, and
 the teacher loss `objective: {kl: 1, ce: 0}`. Order of the file, as in every trainer: what it
 requires and what is trained, the loss, the teacher's side, how a run begins. Read next:
-`drafters/heads/hydra.py`, the heads; `drafters/heads/hydra_prefix.py`, the layer; `heads.py`, losses.
+`drafters/heads/hydra.py`, the heads and the layer; `heads.py`, losses.
 
 Shapes: R rows, S tokens of a row, H hidden size, F numbers that a head reads, X positions that
 have a token so far ahead.

@@ -6,7 +6,7 @@ the target, and first: alone for a while (`tune.rest_steps`), or by a weight tha
 Section 2.3.2, self-distillation: L_LM is KL(p_original || p), p_original the same weights before
 the run, with adapters off. Order of the file, as in every trainer: what it requires and what is
 trained, the loss, the teacher's side, how a run begins. Read next: `teacher/tuned.py`, the target that moves;
-`heads.py`, L_Medusa-1; `eval/measure/backbone/drift.py`.
+`heads.py`, L_Medusa-1; `eval/measure/drift.py`.
 
 Shapes: R rows, S tokens of a row, H hidden size.
 """

@@ -10,7 +10,7 @@ trained; `spine.py`, the run of all methods; `medusa.py`, a method from top to b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
@@ -264,6 +264,41 @@ _BLOCK_SIZES = {
     name: f"block.{name}" for name in ("layers", "decoder_layers", "size", "layout", "causal", "mask_token")
 }
 
+_MEDUSA = Method(
+    name="medusa",
+    summary="Medusa heads on the frozen target",
+    family="medusa",
+    sections={"medusa": MedusaConfig},
+    reads=_ON_TARGET,
+    ignores=_NOT_MOVING,
+    sizes=_HEADS,
+    positions=_heads,
+    recompute="medusa.recompute",
+    recomputed_layers=_heads_of,
+    keeps_inputs=False,
+    most_drafts=_heads,
+    probes_deepest=True,
+    compiles=True,
+)
+_DFLASH = Method(
+    name="dflash",
+    summary="a DFlash block drafter on the frozen target",
+    family="dflash",
+    mask_field="block.mask_token",
+    module=".block.dflash",
+    sections={"block": BlockConfig},
+    reads=_ON_TARGET,
+    ignores=_NOT_MOVING,
+    sizes=_BLOCK_SIZES,
+    positions=_slots_per_token,
+    # the text itself goes through a few of the projections alone
+    passes=lambda recipe: 0.5 + _slots_per_token(recipe),
+    mask=_slots_and_text,
+    recompute="block.recompute",
+    recomputed_layers=_block_layers,
+    beside=0.5,
+    most_drafts=lambda recipe: _in_a_block(recipe, "fill-in"),
+)
 _ALL = (
     Method(
         name="target",
@@ -317,54 +352,21 @@ _ALL = (
         row_tokens=lambda recipe: int(recipe.boost.prompt_tokens + recipe.boost.continuation),
         row_flags="the sum of --boost.prompt_tokens and --boost.continuation",
     ),
-    Method(
-        name="medusa",
-        summary="Medusa heads on the frozen target",
-        family="medusa",
-        sections={"medusa": MedusaConfig},
-        reads=_ON_TARGET,
-        ignores=_NOT_MOVING,
-        sizes=_HEADS,
-        positions=_heads,
-        recompute="medusa.recompute",
-        recomputed_layers=_heads_of,
-        keeps_inputs=False,
-        most_drafts=_heads,
-        probes_deepest=True,
-        compiles=True,
-    ),
-    Method(
+    _MEDUSA,
+    replace(
+        _MEDUSA,
         name="medusa2",
         summary="Medusa heads and the target beneath them together",
-        family="medusa",
         sections={"medusa": MedusaConfig, "medusa2": Medusa2Config, "tune": TuneConfig},
-        reads=_ON_TARGET,
-        ignores=_NOT_MOVING,
-        sizes=_HEADS,
-        positions=_heads,
-        recompute="medusa.recompute",
-        recomputed_layers=_heads_of,
-        keeps_inputs=False,
-        most_drafts=_heads,
-        probes_deepest=True,
         tunes_target=lambda _recipe: True,
+        compiles=False,
     ),
-    Method(
+    replace(
+        _MEDUSA,
         name="hydra",
         summary="Hydra or Hydra++ heads on the frozen target",
         family="hydra",
         variants=("hydra++",),
-        sections={"medusa": MedusaConfig},
-        reads=_ON_TARGET,
-        ignores=_NOT_MOVING,
-        sizes=_HEADS,
-        positions=_heads,
-        recompute="medusa.recompute",
-        recomputed_layers=_heads_of,
-        keeps_inputs=False,
-        most_drafts=_heads,
-        probes_deepest=True,
-        compiles=True,
     ),
     Method(
         name="bpd",
@@ -447,63 +449,28 @@ _ALL = (
         recompute="peagle.recompute",
         recomputed_layers=lambda net: [net.midlayer, *net.deeper],
     ),
-    Method(
-        name="dflash",
-        summary="a DFlash block drafter on the frozen target",
-        family="dflash",
-        mask_field="block.mask_token",
-        module=".block.dflash",
-        sections={"block": BlockConfig},
-        reads=_ON_TARGET,
-        ignores=_NOT_MOVING,
-        sizes=_BLOCK_SIZES,
-        positions=_slots_per_token,
-        # the text itself goes through a few of the projections alone
-        passes=lambda recipe: 0.5 + _slots_per_token(recipe),
-        mask=_slots_and_text,
-        recompute="block.recompute",
-        recomputed_layers=_block_layers,
-        beside=0.5,
-        most_drafts=lambda recipe: _in_a_block(recipe, "fill-in"),
-    ),
-    Method(
+    _DFLASH,
+    replace(
+        _DFLASH,
         name="dspark",
         summary="a DSpark block drafter on the frozen target",
         family="dspark",
-        mask_field="block.mask_token",
         logit_layers=("markov_w2",),
         module=".block.dspark",
         sections={"block": BlockConfig, "dspark": DSparkConfig},
-        reads=_ON_TARGET,
-        ignores=_NOT_MOVING,
         sizes=_BLOCK_SIZES | {"rank": "dspark.rank", "confidence": "dspark.confidence"},
-        positions=_slots_per_token,
-        passes=lambda recipe: 0.5 + _slots_per_token(recipe),
-        mask=_slots_and_text,
-        recompute="block.recompute",
-        recomputed_layers=_block_layers,
-        beside=0.5,
         most_drafts=lambda recipe: _in_a_block(recipe, "anchor-first"),
     ),
-    Method(
+    replace(
+        _DFLASH,
         name="dflash2",
         summary="a DFlash 2 block drafter on the frozen target: convolutions and a selector of candidates",
         family="dflash2",
-        mask_field="block.mask_token",
         # a convolution on both sides of a sublayer keeps what it reads, and its kernel
         kept_inputs={"kernel_projection": 4},
         module=".block.dflash2",
         sections={"block": BlockConfig, "dflash2": DFlash2Config},
-        reads=_ON_TARGET,
-        ignores=_NOT_MOVING,
         sizes=_BLOCK_SIZES | {name: f"dflash2.{name}" for name in ("rank", "candidates", "taps", "group")},
-        positions=_slots_per_token,
-        passes=lambda recipe: 0.5 + _slots_per_token(recipe),
-        mask=_slots_and_text,
-        recompute="block.recompute",
-        recomputed_layers=_block_layers,
-        beside=0.5,
-        most_drafts=lambda recipe: _in_a_block(recipe, "fill-in"),
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}

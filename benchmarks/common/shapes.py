@@ -14,7 +14,7 @@ from typing import Any
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.drafters.config import DrafterConfig
-from draftsmith.drafters.eagle.loading import load_eagle
+from draftsmith.drafters.eagle.family import load_eagle
 from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import default_paths, load_medusa
 from draftsmith.drafters.registry import load_drafter

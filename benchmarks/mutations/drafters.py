@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         "B04",
-        "drafters/eagle/branches.py",
+        "drafters/eagle/peagle.py",
         "P-EAGLE: in training a mask pair sees the true pair behind its anchor",
         "anchor_BM, behind=1, ",
         "anchor_BM, behind=2, ",
@@ -179,7 +179,7 @@ MUTATIONS = (
     ),
     Mutation(
         "B06",
-        "drafters/block/conv.py",
+        "drafters/block/selected.py",
         "DFlash 2: in training a convolution reads across the beginning of a block",
         "        x_RABGg = x_RNH.unflatten(-1, (self.groups, -1)).unflatten(1, (-1, block))\n"
         "        delta_RABTG = delta_RNTG.unflatten(1, (-1, block))\n",
@@ -189,7 +189,7 @@ MUTATIONS = (
     ),
     Mutation(
         "B07",
-        "drafters/lookup/own_grams.py",
+        "drafters/lookup/prompt_lookup.py",
         "prompt lookup's index: what followed is copied from one token too late",
         "self.tokens[end + 1 : end + 1 + count]\n",
         "self.tokens[end + 2 : end + 2 + count]\n",

@@ -5,7 +5,7 @@ on nothing else. Whole shards are evicted, the one read longest ago first, but o
 been read for `patience` requests: while an epoch asks for every row once, exchanging one row for
 another saves nothing, and rows that find no room are computed again in every epoch instead (with
 room for half of the rows half of them are found; by plain LRU it would be about a fifth, with more
-writing). Read next: `features/shards.py`, the files; `features/codec.py`, the numbers;
+writing). Read next: `features/shards.py`, the files; `features/shards.py`, the numbers;
 `trainers/teacher/features.py`, who asks.
 """
 
@@ -26,8 +26,7 @@ from ...decoding.on_host import on_host
 from ...errors import EnvironmentFailure, RequestError
 from ...storage import check_identity_file, try_lock, write_text, writing
 from ...storage.formats import FEATURES
-from .codec import Encoded
-from .shards import Shard, Shards
+from .shards import Encoded, Shard, Shards
 
 _log = logging.getLogger(__name__)
 

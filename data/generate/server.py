@@ -20,8 +20,7 @@ from ..rows.records import Placed
 from .answers import Ask, Asker, Dialogue, NoAnswer, Reply
 from .journal import Journal
 from .server_defaults import Defaults, left_on
-from .server_message import Message, read_message
-from .server_request import ServerRequest
+from .server_request import Message, ServerRequest, read_message
 from .transport import Passing, Refused, Transport
 
 if TYPE_CHECKING:

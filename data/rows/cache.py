@@ -88,9 +88,7 @@ def load(folder: Path, key: str) -> Prepared | None:
             rejected=tuple(Rejected(*each) for each in record["rejected"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        # draftsmith 0.1.0 wrote `entry.json`; the rows are the same
-        older = isinstance(error, TypeError) or (entry / "entry.json").is_file()
-        reason = "of an older version" if older else f"damaged ({error})"
+        reason = "of an older version" if isinstance(error, TypeError) else f"damaged ({error})"
         _log.warning("data: cache entry %s is %s; making it anew", entry, reason)
         shutil.rmtree(entry, ignore_errors=True)
         return None

@@ -1,6 +1,12 @@
 """Where rows come from: the standard library, files, folders and globs, hub data sets.
 
 A source yields raw rows and has a hash of its content; it knows nothing of tokenizers.
+
+Of a pattern every real folder is entered once and every real file read once: links are followed, as `glob` does, but
+not to what the walk has met already, so links in a circle end. The Python standard library's own sources are real text
+that every machine already has; their split is a pure function of the module's path, so a file never moves between
+training, validation and prompts from one Python version to another.
+
 Read next: `readers.py` for file formats, `records.py` for what becomes of the rows.
 """
 
@@ -9,18 +15,54 @@ from __future__ import annotations
 import glob
 import hashlib
 import logging
+import os
 import re
-from collections.abc import Iterable
+import sysconfig
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ...errors import DataError, EnvironmentFailure, RequestError
 from ..config import DataConfig
 from .raw import Extent, Extents, RawRow, Rows
 from .readers import SUFFIXES, import_datasets, read_file, reader_version
-from .stdlib import Split, stdlib_texts
-from .walk import glob_files, once, own_names_first
+
+Split = Literal["train", "validation", "prompts"]
+
+# tests repeat one pattern thousands of times, vendored trees are not the library, and `encodings`
+# is a hundred generated tables: easy to foresee, they would flatter every figure measured on them
+_SKIPPED = {"__pycache__", "dist-packages", "encodings", "idle_test", "lib-dynload", "site-packages", "test", "tests"}
+
+
+def stdlib_texts(split: Split) -> Iterator[tuple[str, str]]:
+    """Yield (module path, source) of one split, in the order of the paths.
+
+    Paths are relative to the library's folder and use `/`. About 3 % of the modules are held out
+    for validation and 3 % for prompts.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(_sources(root)):
+        module = path.relative_to(root).as_posix()
+        if split_of(module) == split:
+            yield module, path.read_text(encoding="utf-8", errors="replace")
+
+
+def split_of(module: str) -> Split:
+    """The split that a module's path belongs to, by its SHA-256."""
+    bucket = int.from_bytes(hashlib.sha256(module.encode()).digest()[:4], "big") % 100
+    if bucket < 3:
+        return "validation"
+    return "prompts" if bucket < 6 else "train"
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).parts
+        if not _SKIPPED.intersection(parts) and not parts[0].startswith("config-"):
+            yield path
+
 
 _log = logging.getLogger(__name__)
 _HUB = "hub:"
@@ -215,3 +257,60 @@ def _hashed(parts: Iterable[str]) -> str:
         content = part.encode("utf-8", errors="surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)
     return digest.hexdigest()
+
+
+def glob_files(pattern: Path) -> list[Path]:
+    """What matches: `*`, `?` and `[]` inside a name, `**` for folders of any depth; dot files by name alone."""
+    parts = list(pattern.parts)
+    at = next(at for at, part in enumerate(parts) if glob.has_magic(part))
+    found = [Path(*parts[:at])]
+    if parts[-1] == "**":
+        parts.append("*")
+    for part in parts[at:]:
+        entered: set[str] = set()
+        found = once(each for path in found for each in _step(path, part, entered))
+    return found
+
+
+def once(files: Iterable[Path]) -> list[Path]:
+    """The paths, each real file or folder under the first of its names."""
+    seen: dict[str, Path] = {}
+    for path in files:
+        seen.setdefault(os.path.realpath(path), path)
+    return list(seen.values())
+
+
+def own_names_first(files: Iterable[Path]) -> list[Path]:
+    """In order of name, links behind what is no link."""
+    return sorted(files, key=lambda path: (path.is_symlink(), path))
+
+
+def _step(path: Path, part: str, entered: set[str]) -> Iterator[Path]:
+    """What one part of a pattern leads to from `path`."""
+    if part == "**":
+        yield from _folders(path, entered)
+    elif not glob.has_magic(part):
+        yield from (each for each in [path / part] if each.exists())
+    else:
+        hidden = part.startswith(".")
+        yield from (each for each in _entries(path, hidden=hidden) if fnmatch(each.name, part))
+
+
+def _folders(folder: Path, entered: set[str]) -> Iterator[Path]:
+    """The folder and all below it, each real one once."""
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        real = os.path.realpath(path)
+        if real not in entered and path.is_dir():
+            entered.add(real)
+            yield path
+            waiting += reversed(_entries(path, hidden=False))
+
+
+def _entries(folder: Path, *, hidden: bool) -> list[Path]:
+    """What a folder holds; nothing where it is none, or may not be looked into."""
+    try:
+        return own_names_first(each for each in folder.iterdir() if hidden or not each.name.startswith("."))
+    except OSError:
+        return []

@@ -1,6 +1,6 @@
 """The experts of a model: the many feed-forward parts of a layer, of which each token reads a few.
 
-Read next: `eval/measure/backbone/experts.py`, how many a verify call reads; `launch/check/activations.py`, what a pass
+Read next: `eval/measure/speed.py`, how many a verify call reads; `launch/check/activations.py`, what a pass
 holds.
 """
 

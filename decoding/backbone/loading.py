@@ -1,5 +1,9 @@
 """Models with their weights, by folder or hub name.
 
+What older releases of `transformers` compute wrongly is computed otherwise here, or refused. A wrong number is not
+seen by its size. So whatever a release that pyproject.toml allows is known to get wrong stands here, with the first
+release that was tested to be right.
+
 Read next: `hub.py`, what is read without weights; `backbone.py`, what a loaded model becomes.
 """
 
@@ -8,20 +12,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
-from ...errors import RequestError
+from ...errors import EnvironmentFailure, RequestError
 from ..devices import runs_on_cpu
-from .attention import use_grouped_attention
+from .attention import OWN, use_grouped_attention
 from .backbone import Backbone
 from .cut import Cut, cut_class, move_whole_parts
 from .foreign import check_generation_config, raw_json
 from .hub import auto_class, folder_or_name, loading_errors, skeleton, vetted_config
 from .quantised import asked_config, check_can_read, check_projection, quantisation_of
-from .releases import check_release, keep_soft_cap
 from .weights import INDEX, check_held, check_weight_files, shards
 
 # else transformers asks a service on the hub to convert a model's pickles, in the user's name
@@ -216,3 +221,30 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+_RIGHT_FROM = {
+    "doge": (Version("5.23"), "without a word: a prompt's tokens see those behind them"),
+    "olmo_hybrid": (Version("5.23"), "or not at all: its layers look for their states in a cache that has none"),
+}
+"""Families that older releases compute otherwise: the first release that was tested to be right, and what is wrong."""
+
+
+def check_release(config: Any) -> None:
+    """Raise EnvironmentFailure where the installed release computes a family wrongly."""
+    family = config.get_text_config(decoder=True).model_type
+    if family not in _RIGHT_FROM:
+        return
+    found, (needed, wrong) = Version(metadata.version("transformers")), _RIGHT_FROM[family]
+    if found < needed:
+        raise EnvironmentFailure(
+            f"transformers {found} computes models of type {family} wrongly, {wrong}; "
+            f"pip install 'transformers>={needed}'"
+        )
+
+
+def keep_soft_cap(model: Any) -> None:
+    """Let a model whose scores are capped compute them by its own function: older releases give SDPA no cap."""
+    capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
+    if capped and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(OWN)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import kernels
-from ..processor import Kind, kind
+from ..devices import Kind, kind
 
 _MOST = 100_000_000
 """Numbers of a model that is stacked: in a larger one the products themselves take the time."""

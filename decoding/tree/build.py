@@ -2,11 +2,15 @@
 
 All but tries, which the host looks up, are built on the device with fixed shapes and without a
 host synchronisation. Each builder states how its tokens are drawn (`proposal.DraftSampling`).
+
+The children of a node are drawn independently, or one after another without replacement, and judged by
+`acceptance.accept_tree` under the distribution declared with it.
+
 Read next: `tree.py`, what a tree is; `tree/search.py`, which paths are worth their nodes;
 `tree/merge.py`, the trees of several drafts.
 
-Shapes: B rows, N nodes (root included), D depths, R ranks (candidates per depth), k nodes of the
-frontier that a draft expands at once, K children of each, G nodes generated before the choice.
+Shapes: B rows, C children, V vocabulary, N nodes (root included), D depths, R ranks (candidates per depth), k nodes of
+the frontier that a draft expands at once, K children of each, G nodes generated before the choice.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..sampling import draw
 from .tree import RowTrees, Tree
 
 # (tokens [B, k], slot of each parent in the frontier before [B, k], level)
@@ -231,3 +236,26 @@ def tree_of_tries(
         torch.cat([root_B[:, None], torch.tensor(tokens_BX, device=root_B.device)], 1),
         RowTrees(torch.tensor(parents_BN, device=root_B.device), depth=depth, width=nodes - 1),
     )
+
+
+def draw_siblings(probs_BV: Tensor, uniform_BC: Tensor, *, replace: bool) -> tuple[Tensor, Tensor]:
+    """Children of one node per row, in the order in which they were drawn.
+
+    Without replacement a row may have fewer than C tokens of positive probability: what is missing
+    is said to be absent, never drawn with probability zero.
+
+    Args:
+        probs_BV: q, fp32, warped; the distribution to be declared for the node.
+        uniform_BC: fresh numbers in [0, 1), one per child.
+        replace: whether siblings may be the same token twice.
+
+    Returns:
+        tokens int64 [B, C], and whether each is there, bool [B, C].
+    """
+    tokens, present = [], []
+    for child in range(uniform_BC.shape[1]):
+        present.append(probs_BV.sum(-1) > 0)
+        tokens.append(draw(probs_BV, uniform_BC[:, child]))
+        if not replace:
+            probs_BV = probs_BV.scatter(1, tokens[-1][:, None], 0.0)
+    return torch.stack(tokens, 1), torch.stack(present, 1)

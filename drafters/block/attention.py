@@ -3,7 +3,7 @@
 The network is one; only where keys are kept differs. While decoding they are in a KV cache (`Cached`).
 In training many blocks stand in a row of packed documents (`Packed`), and each sees the states before
 its anchor and itself: what a slot makes of its own block joins its softmax over the states as one more key
-(`../layers/sunk.py`). Read next: `net.py`, the layers.
+(`../layers/sinks.py`). Read next: `net.py`, the layers.
 
 Shapes: R rows, S tokens of a row, A anchors of a row, B slots of a block, N slots of a forward pass
 (A B in training), Q query heads, G key-value heads, M query heads of a key-value head, T keys in view,
@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ...decoding.backbone.kv_cache import KVCache
 from ..layers.llama import Projected, attend
-from ..layers.sinks import Keys
-from ..layers.sunk import SunkContext
+from ..layers.sinks import Keys, SunkContext
 
 
 class View(Protocol):

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.kv_cache import KVCache
 from ..layers.llama import FeedForward, LayerShape, Norm, Projected, Rotary, embedding_spread, turned
-from ..layers.recomputed import again
 from ..layers.sinks import Keys
+from ..layers.static import again
 from ..sizes import check_layers, check_parts, check_sizes
 from .attention import Packed, View
 

@@ -1,18 +1,25 @@
 """What `families.py` names of the EAGLE family: load, draft while training.
 
+What is loaded fits the target, and has a draft vocabulary that is one.
+
 Read next: `net.py` and `net3.py`, the networks; `proposer.py`, how they draft.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
+from ...decoding.backbone.hidden_states import check_states
+from ...errors import RequestError
 from ..config import DrafterConfig
+from ..folder import REMEDY, read_settings
+from ..projection import check_logits
 from ..tree_file import named_tree
-from .loading import load_eagle, load_peagle
+from ..weights import net_for
 from .net import EagleNet
 from .net3 import Eagle3Net
 from .parallel import Peagle
@@ -58,3 +65,49 @@ def load_peagle_folder(folder: Path, target: Backbone, *, draft_length: int, con
 def draft_by_peagle(module: nn.Module, target: Backbone, draft_length: int) -> Peagle:
     """P-EAGLE in training."""
     return Peagle(cast(PeagleNet, module), target, draft_length=draft_length)
+
+
+def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
+    """Load a drafter folder of EAGLE-1 or EAGLE-3 for `target`; `settings` are those of `Eagle`.
+
+    Raises:
+        RequestError: the folder is no EAGLE drafter, or was made for another target; EAGLE-1, which
+            drafts by the target's projection, where the target makes logits in a way of its own.
+    """
+    path = Path(folder)
+    family, sizes = read_settings(path, target, Eagle.family, Eagle3.family)
+    what = f"an {family} network"
+    if family == Eagle3.family:
+        net = net_for(path, target, lambda: Eagle3Net.from_settings(sizes), what)
+        _check_vocabulary(net, path)
+        check_states(net.config.layers, target.model, path / "config.json")
+        return Eagle3(net, target, **settings)
+    check_logits(target.model)  # whose projection EAGLE-1 drafts by
+    return Eagle(net_for(path, target, lambda: EagleNet.from_settings(sizes), what), target, **settings)
+
+
+def load_peagle(folder: Path, target: Backbone, **settings: Any) -> Peagle:
+    """Load a drafter folder of P-EAGLE for `target`; `settings` are those of `Peagle`.
+
+    Raises:
+        RequestError: the folder is no P-EAGLE drafter, or was made for another target.
+    """
+    _, sizes = read_settings(folder, target, Peagle.family)
+    net = net_for(folder, target, lambda: PeagleNet.from_settings(sizes), "a peagle network")
+    _check_vocabulary(net, folder)
+    check_states(net.config.layers, target.model, folder / "config.json")
+    return Peagle(net, target, **settings)
+
+
+def _check_vocabulary(net: Eagle3Net, folder: Path) -> None:
+    """Raise RequestError where a drafted token would be none of the target's, or two of them the same."""
+    ids_U, V = net.ids_U, net.config.vocabulary
+    known_V = torch.zeros(V, dtype=torch.bool, device=ids_U.device)
+    inside = bool(((ids_U >= 0) & (ids_U < V)).all())
+    if inside:
+        known_V[ids_U] = True
+    if not inside or int(known_V.sum()) < len(ids_U) or not torch.equal(known_V, net.t2d):
+        raise RequestError(
+            f"{folder} holds a draft vocabulary (d2t and t2d) that is no choice of the target's {V:,} tokens, each "
+            f"once; {REMEDY}"
+        )

@@ -1,6 +1,6 @@
 """A static tree level by level, and the drawing of its nodes' children without replacement.
 
-Read next: `eagle/proposer.py`, which drafts such trees; `decoding/tree/siblings.py`.
+Read next: `eagle/proposer.py`, which drafts such trees; `decoding/tree/build.py`.
 
 Shapes: B rows, K nodes of a level that have children, C children of a node, X children of the
 level, V vocabulary.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...decoding.tree.siblings import draw_siblings
+from ...decoding.tree.build import draw_siblings
 from ...decoding.tree.tree import Tree
 
 

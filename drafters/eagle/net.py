@@ -23,10 +23,9 @@ from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.backbone.stacked import SharedInputLinears
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, Rotary
 from ..layers.passes import Passes, Sunk
-from ..layers.recomputed import again
 from ..layers.row_split import WHOLE, RowSplit
 from ..layers.sinks import Keys
-from ..layers.static import StaticParts
+from ..layers.static import StaticParts, again
 
 
 class PairNet(StaticParts, ABC):

@@ -1,4 +1,6 @@
-"""What `families.py` names of the families that draft by heads: load, draft while training.
+"""What `families.py` names of the families that draft by heads: load, draft while training, serve.
+
+Medusa's heads are served in the shape that vLLM loads: the reference's names, a chain of each head's likeliest token.
 
 Read next: `medusa.py`, `hydra.py`, `bpd.py`.
 """
@@ -11,7 +13,9 @@ from typing import TYPE_CHECKING, cast
 from torch import nn
 
 from ...decoding.tree.search import Path as IndexPath
+from ...errors import RequestError
 from ..config import CHAIN_TREE, DrafterConfig
+from ..export import Export, Served, ServedTarget
 from ..folder import read_entry
 from ..tree_file import named_tree
 from .bpd import Bpd, BpdHeads, load_bpd
@@ -58,3 +62,40 @@ def draft_by_hydra(module: nn.Module, target: Backbone, _draft_length: int) -> H
 def draft_by_bpd(module: nn.Module, target: Backbone, _draft_length: int) -> Bpd:
     """BPD's layer in training, a chain of its whole block."""
     return Bpd(cast(BpdHeads, module), target)
+
+
+def medusa(heads: MedusaHeads, target: ServedTarget, how: Served) -> Export:
+    """The reference's names, {head}.{layer}.linear, and the words that vLLM asks for.
+
+    Raises:
+        RequestError: the heads share a projection with a bias, for which the form has no room.
+    """
+    shape, own = heads.config, heads.state_dict()
+    if shape.shared_head and target.biased:
+        raise RequestError(
+            f"the output projection of {target.path!r} has a bias, and the form holds the weight alone of a head that "
+            "is shared: train heads with projections of their own (medusa.shared_head: false)"
+        )
+    tensors = {
+        f"{k}.{layer}.linear.{part}": own[f"blocks.{k}.layers.{layer}.{part}"]
+        for k in range(shape.heads)
+        for layer in range(shape.layers)
+        for part in ("weight", "bias")
+    }
+    for k in range(0 if shape.shared_head else shape.heads):
+        tensors[f"{k}.{shape.layers}.weight"] = own[f"lm_heads.{k}.weight"]
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": shape.hidden,
+        "vocab_size": shape.vocabulary,
+        "num_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "medusa_fc_bias": True,  # without the word biases are dropped
+    }
+    if shape.shared_head:
+        if how.head_VH is None:
+            raise ValueError("shared heads are exported with the target's projection")
+        config["original_lm_head"] = True
+        tensors["lm_head.weight"] = how.head_VH
+    return Export(config, tensors)

@@ -2,12 +2,17 @@
 
 Ankner et al. 2024, arXiv 2402.05109. A tree is drafted level by level, every node from the path
 that leads to it; Hydra++ puts a layer before the heads. The module that `trainers/hydra.py`
-trains is the very module that drafts here. Read next: `hydra_prefix.py`, that layer; `medusa.py`,
-with which nearly everything is shared.
+trains is the very module that drafts here.
 
-Shapes: B rows, K nodes expanded at once, R ranks, X nodes of the next depth, Y of them that are
-expanded in turn, E tokens that a step can emit, H hidden size, F numbers that a head reads, V
-vocabulary.
+The layer before Hydra++'s heads (section 4, "prefix attention") reads the whole text, while the target's last state
+was trained to predict one token. One decoder layer over the
+target's last hidden states, causal, with keys and values of its own; it runs once per target call.
+What is trained is what decodes: training passes the documents of whole rows, decoding a KV cache.
+
+Read next: `medusa.py`, with which nearly everything is shared.
+
+Shapes: B rows, N positions, T keys in view, K nodes expanded at once, R ranks, X nodes of the next depth, Y of them
+that are expanded in turn, E tokens that a step can emit, H hidden size, F numbers that a head reads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,16 +28,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.proposal import Committed, DraftSampling, Proposal, pick
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.tree.build import Choices
+from ..eagle.net import EagleLayer
 from ..folder import read_settings
-from ..layers.llama import LayerShape
+from ..layers.llama import LayerShape, Norm, Rotary
+from ..layers.passes import Passes
 from ..projection import check_logits, scaled_weight
 from ..true_states import TrueStates
 from ..weights import net_for
-from .hydra_prefix import PrefixLayer
 from .medusa import HeadsOnTree, MedusaHeads, MedusaShape, Paths, ResidualBlock, copy_projection, head_logits
 
 
@@ -273,3 +280,46 @@ def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = No
     if heads.config.shared_head:
         check_logits(target.model)
     return hydra_on(heads, target, paths=paths, nodes=nodes)
+
+
+class PrefixLayer(EagleLayer):
+    """A Llama layer of the target's sizes, without biases; it passes h on until it is trained.
+
+    The published code has one more norm after the layer, which heads that begin as copies of the
+    target's projection would have to unlearn.
+    """
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__(shape)
+        self.input_layernorm = Norm(shape.hidden, shape.eps)
+        self.rotary = Rotary(shape)
+        for last in (self.self_attn.o_proj, self.mlp.down_proj):
+            nn.init.zeros_(last.weight)
+
+    def forward(
+        self,
+        hidden_BNH: Tensor,
+        positions_BN: Tensor,
+        mask: Tensor | None = None,
+        kv_cache: KVCache | None = None,
+        *,
+        documents_BN: Tensor | None = None,
+    ) -> Tensor:
+        """What the heads read in place of the target's states, [B, N, H].
+
+        Args:
+            hidden_BNH: the target's last hidden states, in the precision of the weights.
+            positions_BN: counted from the first token of the document.
+            mask: bool, broadcastable to [B, 1, N, T]; None is causal.
+            kv_cache: where keys and values are kept, aimed by the caller; None in training.
+            documents_BN: in training, in place of a mask: the document of every position, which
+                sees no other; memory then grows with N alone.
+        """
+        attention, turn = self.self_attn, self.rotary(positions_BN)
+        read_BNH = self.input_layernorm(hidden_BNH)
+        if documents_BN is None:
+            hidden_BNH = hidden_BNH + attention(read_BNH, turn, mask, kv_cache)
+        else:
+            seen = Passes(documents_BN, attention.group).first(attention.project(read_BNH, turn))
+            hidden_BNH = hidden_BNH + attention.joined(seen)
+        return hidden_BNH + self.mlp(self.post_attention_layernorm(hidden_BNH))

@@ -3,8 +3,14 @@
 Queries go in blocks over those keys alone that one of the block sees, with a mask of a block by these keys. For
 the gradient a block is computed again from what it has read, so that of its scores and its mask nothing stays:
 what a query takes is the same however long its row is, and keys that no query of a block sees cost no time. The
-attention itself is whatever a model brings, so that caps, sinks and scales are the model's own. Read next:
-`../eagle/branches.py` and `trainers/block/chain_spans.py`, which say what is seen.
+attention itself is whatever a model brings, so that caps, sinks and scales are the model's own.
+
+In the layers of a `transformers` model spans go where the model takes its mask, and its layers attend by a function
+that reads them (`transformers`' own way to bring one), block by block. What attends to a block is what the model
+attends by anyway: windows are in the spans, and caps, sinks and scales are the model's own.
+Shapes: R rows, N queries of a row, Q query heads, G key-value heads, D head size.
+
+Read next: `../eagle/peagle.py` and `trainers/block/chain_spans.py`, which say what is seen.
 
 Shapes: B rows, N queries of a row, L of a block, S keys of a row, T keys of a block, Q query heads, G key-value
 heads, D head size.
@@ -12,14 +18,17 @@ heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
 
+from ...decoding.backbone.attention import NAME, OWN, grouped_attention, own_attention
 from ...decoding.backbone.windows import Window
 from ...decoding.on_host import on_host
 
@@ -146,3 +155,75 @@ def first_seen(start_BN: Tensor, place_BN: Tensor, window: Window | None) -> Ten
     if window is None:
         return start_BN
     return start_BN + window.earliest(place_BN - start_BN).clamp_min(0)
+
+
+_FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
+    "draftsmith_spans": grouped_attention,
+    "draftsmith_spans_eager": own_attention,
+}
+"""What attends by spans -> what it asks for each block."""
+BY_SPANS = {"sdpa": "draftsmith_spans", NAME: "draftsmith_spans", OWN: "draftsmith_spans_eager"}
+"""What a model attends by -> the same by spans."""
+
+
+def why_not_by_spans(decoder: Any) -> str | None:
+    """What keeps the layers of a decoder from attending by spans, as a sentence goes on; None: nothing does."""
+    if not decoder._supports_attention_backend:
+        return "attends by code of its own"
+    found = decoder.config._attn_implementation
+    return None if found in BY_SPANS else f"attends by {found!r}"
+
+
+@contextmanager
+def attending_by_spans(decoder: Any) -> Iterator[None]:
+    """Let a decoder's layers take what `Spans` takes in place of a mask, as long as this lasts.
+
+    Raises:
+        ValueError: they cannot, which `why_not_by_spans` says.
+    """
+    if why := why_not_by_spans(decoder):
+        raise ValueError(f"{type(decoder).__name__} {why}")
+    with _attending_by(decoder.config, BY_SPANS[decoder.config._attn_implementation]):
+        yield
+
+
+def attending_as_now(decoder: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What a layer runs in, and what it runs in once more for its gradient, when `attending_by_spans` has ended."""
+    return nullcontext(), _attending_by(decoder.config, decoder.config._attn_implementation)
+
+
+@contextmanager
+def _attending_by(config: Any, name: str) -> Iterator[None]:
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _registered(name: str) -> None:
+    """Let models attend by `name`, a block at a time."""
+    of_block = _FUNCTIONS[name]
+
+    def attention(
+        module: nn.Module,
+        query_RQND: Tensor,
+        key_RGND: Tensor,
+        value_RGND: Tensor,
+        attention_mask: Tensor,
+        dropout: float = 0.0,
+        **more: Any,
+    ) -> tuple[Tensor, None]:
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+            return of_block(module, query, key, value, mask, dropout=dropout, **more)[0]
+
+        # some families name the mask when they call, so its name is theirs
+        spans = Spans(attention_mask)
+        return spans.attend(query_RQND, key_RGND, value_RGND, attend, draws=dropout > 0), None
+
+    AttentionInterface.register(name, attention)
+
+
+for each in _FUNCTIONS:
+    _registered(each)

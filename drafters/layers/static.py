@@ -5,14 +5,18 @@ passes, documents and labels differs in every batch, so the loops over them are 
 functions of tensors of a row's shape, called through a `Static`, which modules keep (`StaticParts`) and hand to
 nobody: it runs them as they are, or as `trainers/loop/compiled.py` compiles them. Decoding uses `as_it_is` alone. Read
 next: `../eagle/net.py`, which has such parts.
+
+A part may also keep its inputs alone, and be computed again when its gradient is: no bit of any number differs,
+dropout's random numbers included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import ClassVar, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +32,18 @@ class Static(Protocol):
 def as_it_is(_name: str, part: Callable[P, T], /) -> Callable[P, T]:
     """The part itself: a run without `loop.compile`, and all decoding."""
     return part
+
+
+def again(part: Callable[..., T], recompute: bool) -> Callable[..., T]:
+    """`part`; with `recompute`, wrapped so that only its inputs are kept until the backward pass."""
+    if not recompute:
+        return part
+
+    def run(*given: Any) -> T:
+        made: T = checkpoint(part, *given, use_reentrant=False)
+        return made
+
+    return run
 
 
 class StaticParts(nn.Module):

@@ -3,23 +3,28 @@
 Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding): n-grams of up to 3 tokens, 10 tokens
 copied, the first match. `transformers` looks for up to 2 and copies 10.
 
-Where the host takes part in a step it has an index of every row (`own_grams.py`), and a draft takes no more work in a
+Where the host takes part in a step it has an index of every row, and a draft takes no more work in a
 longer text. Steps of fixed shapes ask the host nothing, so there the device looks through the text: a few bytes for
-each token, of whose keys and values the target's own call reads thousands. Read next: `lookup.py`.
+each token, of whose keys and values the target's own call reads thousands.
+
+The index is a table per length, on the host. A string of m tokens is numbered by where it ended first, and found by
+the number of its last m - 1 tokens and the token in front of them. So a token adds one small entry for each length, a
+search reads one of each, and neither takes more work in a longer text.
+
+Read next: `lookup.py`.
 
 Shapes: B rows, K drafted tokens, L tokens of history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..config import check_shortest, check_values
 from .lookup import ChainLookup, best_match, copy_after, suffix_run
-from .own_grams import OwnGrams
 
 
 class PromptLookup(ChainLookup):
@@ -72,3 +77,41 @@ class PromptLookup(ChainLookup):
         earlier_BL = at_L < history.lengths_B[:, None]
         match_B = best_match(run_BL, earlier_BL, shortest=self.shortest, latest=self.latest)
         return copy_after(history.tokens_BL, match_B, self.draft_length, history.lengths_B + 1)
+
+
+_NONE = -1
+"""Number of the string without tokens."""
+
+
+class OwnGrams:
+    """A text, and its strings of 1 to `longest` tokens that have a token behind them."""
+
+    def __init__(self, tokens: Iterable[int], *, longest: int, latest: bool) -> None:
+        """`latest`: of equal strings the last one is found, else the first."""
+        self.tokens: list[int] = []
+        self._latest = latest
+        self._numbers: list[dict[tuple[int, int], int]] = [{} for _ in range(longest)]
+        self._last: list[dict[int, int]] = [{} for _ in range(longest)]
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Write on. The strings at the end so far have a token behind them from now on."""
+        for token in tokens:
+            end, number = len(self.tokens) - 1, _NONE
+            for back in range(min(len(self._numbers), len(self.tokens))):
+                number = self._numbers[back].setdefault((number, self.tokens[end - back]), end)
+                if self._latest:
+                    self._last[back][number] = end
+            self.tokens.append(token)
+
+    def following(self, shortest: int, count: int) -> list[int]:
+        """Up to `count` tokens behind the longest end of the text that stood before, of `shortest` tokens at least."""
+        end = number = _NONE
+        for back in range(min(len(self._numbers), len(self.tokens))):
+            found = self._numbers[back].get((number, self.tokens[-1 - back]))
+            if found is None:
+                break
+            number = found
+            if back + 1 >= shortest:
+                end = self._last[back][number] if self._latest else number
+        return [] if end == _NONE else self.tokens[end + 1 : end + 1 + count]

@@ -18,8 +18,7 @@ from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ..config import check_shortest, check_values
 from ..history import History
-from .store import Store
-from .tries import check_ids, propose_tries
+from .tries import Store, check_ids, propose_tries
 
 
 class Rest:

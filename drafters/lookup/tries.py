@@ -1,5 +1,7 @@
 """Trees and chains found on the host, row by row, as a proposal: what REST, suffix decoding and functions draft.
 
+A datastore, as drafters see it, is texts that are searched on the host for the end of a context.
+
 Read next: `rest.py`, `function.py`; `decoding/tree/build.py`.
 
 Shapes: B rows, N nodes, the root included.
@@ -8,8 +10,11 @@ Shapes: B rows, N nodes, the root included.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...decoding.proposal import DraftSampling, Proposal
@@ -55,3 +60,23 @@ def propose_chains(last_B: Tensor, chains: Sequence[Sequence[int]], *, coins: in
     present_BN = torch.arange(length + 1, device=last_B.device) <= count_B[:, None]
     tokens_BN = torch.cat([last_B[:, None], drafted_BK], 1)
     return Proposal(tokens_BN, chain(length), DraftSampling.POINT_MASS, present_BN=present_BN, coins=coins)
+
+
+class Store(Protocol):
+    """The part of a datastore that drafters use."""
+
+    @property
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`, of its texts."""
+
+    def longest_end(self, context: Sequence[int], *, longest: int, shortest: int) -> int:
+        """Tokens of the longest end of the context that occurs with a token behind it; 0 if none does."""
+
+    def continuations(
+        self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
+    ) -> NDArray[np.int64]:
+        """What follows the longest suffix of the context that occurs, [M, length], -1 padded."""
+
+    @staticmethod
+    def trie(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the most frequent prefixes."""

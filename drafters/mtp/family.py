@@ -1,27 +1,24 @@
-"""What `families.py` names of MTP modules: load, draft while training.
+"""MTP modules: loaded, and drafting as EAGLE does, a chain or a tree, by the target's projection.
 
-Read next: `net.py`, the network; `proposer.py`, how it drafts.
+Read next: `net.py`, the network; `../eagle/proposer.py`, how it drafts. Shapes: B rows, N nodes, H hidden size.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
 from ...decoding.backbone.hidden_states import check_states
 from ..config import DrafterConfig
-from ..eagle.proposer import EAGLE_1_TREE
+from ..eagle.proposer import EAGLE_1_TREE, Eagle
 from ..folder import read_settings
 from ..projection import check_logits
 from ..tree_file import named_tree
 from ..weights import net_for
 from .net import MtpNet
-from .proposer import Mtp
-
-if TYPE_CHECKING:
-    from ...decoding.backbone.backbone import Backbone
 
 
 def load_mtp_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Mtp:
@@ -51,3 +48,19 @@ def load_mtp_folder(folder: Path, target: Backbone, *, draft_length: int, config
 def draft_by_mtp(module: nn.Module, target: Backbone, draft_length: int) -> Mtp:
     """An MTP module in training, on its default tree."""
     return Mtp(cast(MtpNet, module), target, draft_length=draft_length)
+
+
+class Mtp(Eagle):
+    """Drafts with an MTP module."""
+
+    family = "mtp"
+    net: MtpNet
+
+    def __init__(self, net: MtpNet, target: Backbone, **settings: Any) -> None:
+        """`settings`: those of `Eagle`."""
+        super().__init__(net, target, **settings)
+        self.layers = (net.reads,)
+
+    def _logits(self, hidden_BNH: Tensor) -> Tensor:
+        """Logits [B, N, V], fp32, of what the module puts out."""
+        return super()._logits(self.net.head_input(hidden_BNH))

@@ -4,7 +4,7 @@ DeepSeek-V3 (arXiv 2412.19437, section 2.2) trains such modules with the model; 
 apply one of them again and again. h' = norm(layer(W [norm_e(embedding of x_{t+1}); norm_h(h_t)])), and the target's
 own projection makes logits of x_{t+2} of it. It is EAGLE-1's pair with norms on both halves and a whole decoder
 layer, and is unrolled and decoded as EAGLE is. Read next: `layers.py`, the layer; `../eagle/net.py`, the passes;
-`proposer.py`, which decodes; `trainers/block/mtp.py`, which trains.
+`family.py`, which decodes; `trainers/block/mtp.py`, which trains.
 
 Shapes: B rows, N pairs (a hidden state and the embedding of the token after it), H hidden size, X width of what
 attention reads.

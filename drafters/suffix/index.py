@@ -21,7 +21,7 @@ import numpy as np
 from ...decoding.random import salt_of
 from ...decoding.request import whole, whole_numbers
 from ...errors import RequestError
-from ..lookup.store import Store
+from ..lookup.tries import Store
 from .windows import Place, WindowTree
 
 _ANSWER = "a list of token ids, whole numbers from 0"

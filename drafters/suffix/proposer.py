@@ -27,8 +27,7 @@ from ...decoding.sampling import Warper
 from ...errors import RequestError
 from ..config import check_values
 from ..history import History
-from ..lookup.store import Store
-from ..lookup.tries import check_ids, propose_chains, propose_tries
+from ..lookup.tries import Store, check_ids, propose_chains, propose_tries
 from .index import AnswerMemory, Match, OwnText, Source, StoredTexts
 from .windows import longest_draft
 

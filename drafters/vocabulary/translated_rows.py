@@ -20,7 +20,7 @@ from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.proposal import Committed
 from ...decoding.tree.tree import chain
 from ..history import History
-from ..model.context import say_limit
+from ..model.draft_model import say_limit
 from .shared_tokens import VocabularyPair
 
 

@@ -1,6 +1,6 @@
 """What a number was measured on: versions and hardware, without anything private.
 
-Read next: `evaluate.py`; `launch/doctor.py` prints the same block.
+Read next: `evaluate.py`; `launch/verbs.py` prints the same block.
 """
 
 from __future__ import annotations

@@ -2,7 +2,12 @@
 
 Definitions are those of docs/design.md, section 4. A step counts if it begins so far before the
 length limit that the limit cannot cut it, whatever it then accepts; the others are counted apart and
-enter no measure (`StepLog.counted_TB`). Read next: `evaluate.py`.
+enter no measure (`StepLog.counted_TB`).
+
+How degenerate a target's own text is stands beside them: any draft agrees with a target that writes "the the the", so
+its tau means nothing.
+
+Read next: `evaluate.py`.
 
 Shapes: R requests, T steps, B rows, D depths.
 """
@@ -17,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from ...data.loops import in_loop
 from ...decoding.steps import StepLog
 
 Floats = NDArray[np.float64]
@@ -136,3 +142,34 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
             rng=np.random.default_rng(seed),
         ).confidence_interval
     return Interval(value, float(bounds.low), float(bounds.high))
+
+
+LOOP_LIMIT = 0.5
+DISTINCT_LIMIT = 0.25
+
+
+@dataclass(frozen=True)
+class Degeneracy:
+    """Measures over a set of texts, means over tokens."""
+
+    distinct_2: float
+    """Different bigrams / bigrams, inside each text (Li et al. 2016)."""
+    loop_share: float
+    """Share of tokens inside a stretch that repeats a period of up to 16 tokens 3 times."""
+
+    @property
+    def flagged(self) -> bool:
+        """Whether tau on such text cannot be believed."""
+        return self.loop_share > LOOP_LIMIT or self.distinct_2 < DISTINCT_LIMIT
+
+
+def degeneracy(texts: Sequence[Sequence[int]]) -> Degeneracy:
+    """Measure token sequences, as written by the target alone."""
+    bigrams = distinct = looped = tokens = 0
+    for text in texts:
+        pairs = list(zip(text, text[1:]))
+        bigrams += len(pairs)
+        distinct += len(set(pairs))
+        looped += sum(in_loop(text))
+        tokens += len(text)
+    return Degeneracy(distinct / bigrams if bigrams else 1.0, looped / tokens if tokens else 0.0)

@@ -2,7 +2,7 @@
 
 It is no speculative decoding and not lossless: the target gets other prompts, so it gives other
 answers. Hence latency, length and target calls beside plain decoding, and never acceptance.
-Read next: `degeneracy.py`, which judges both texts; `evaluate.py` for what is lossless.
+Read next: `metrics.py`, which judges both texts; `evaluate.py` for what is lossless.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive
 from ...decoding.sampling import Warper
 from ..report.tables import MISSING, interval, number
-from .degeneracy import degeneracy
-from .metrics import ratio
+from .metrics import degeneracy, ratio
 
 METHOD = "skeleton-of-thought"
 _BEGINNING = "1."  # without a blank behind it: most tokenizers put that into the next word

@@ -1,7 +1,7 @@
 """What one answer of a server says, as far as it says it; what is of another type than it should be says nothing.
 
-Read next: `asking.py`, how it is asked for; `ends.py`, what ended it; `data/generate/server_message.py`, thoughts and
-calls of tools.
+Read next: `asking.py`, how it is asked for; `evidence.py`, what ended it; `data/generate/server_request.py`, thoughts
+and calls of tools.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from ...data.generate.server_message import read_message
+from ...data.generate.server_request import read_message
 from ...data.generate.transport import Passing
 
 _BY_ID = "token_id:"

@@ -1,7 +1,7 @@
 """The answers that an audit judges: greedy ones and sampled ones, side by side, kept as they come.
 
 They stand in the journal of `data/generate`, so that an audit which was stopped does not ask twice.
-Read next: `asking.py`, one answer; `ends.py` and `audit.py`, which judge them.
+Read next: `asking.py`, one answer; `evidence.py` and `audit.py`, which judge them.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ import httpx2
 import numpy as np
 
 from ...data.generate.server_defaults import Defaults
-from ...data.generate.server_message import read_message
-from ...data.generate.server_request import ServerRequest
+from ...data.generate.server_request import ServerRequest, read_message
 from ...data.generate.transport import Passing, Refused, Transport
 from ...data.prompts import Prompt
 from ..measure.metrics import Counts

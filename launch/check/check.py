@@ -18,12 +18,11 @@ from ...errors import DataError, DraftsmithError, EnvironmentFailure, FieldError
 from ...storage import check_free, check_name
 from ..recipe.load import Resolved
 from ..recipe.model import Recipe
-from ..train.folder import check_places
-from ..train.resume import check_resume, has_begun
 from .devices import check_sharding, devices_of, in_units
 from .features import check_features
 from .memory import trained
 from .models import SAMPLE, Models, check_model, check_recipe, check_target
+from .resume import check_places, check_resume, has_begun
 from .room import check_probe_length, check_room
 from .unread import foreign_sections, shorter_drafts
 

@@ -1,6 +1,6 @@
 """Checks of requests that need no torch: importing it takes seconds.
 
-Read next: `measure/run.py` and `measure/tree.py`, which do what is asked; `measure/methods.py`, the names of methods.
+Read next: `measure/run.py` and `measure/tree.py`, which do what is asked; `methods.py`, the names of methods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...drafters.tuned_file import Tuned, read_tuned
 from ...errors import RequestError
 from ...storage import writable_folder
 from ...trainers.methods import own_sections
-from ..measure.methods import SKELETON, TRAINED, need_draft, split_methods
+from ..methods import SKELETON, TRAINED, need_draft, split_methods
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
 from ..requests import AuditRequest, ChatRequest, Pair, RunPair, TreeRequest, TuneRequest

@@ -42,7 +42,7 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
         RequestError: a cache for a target that is trained too, or smaller than one row.
         EnvironmentFailure: the disk has no room for the cache.
     """
-    from ...data.features.codec import token_bytes
+    from ...data.features.shards import token_bytes
     from ...trainers.teacher.tuned import check_tuned
 
     target: Any = models.target()

@@ -146,8 +146,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     from ...decoding.backbone.cut import check_layers, check_team
     from ...decoding.backbone.foreign import check_generation_config
     from ...decoding.backbone.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
+    from ...decoding.backbone.loading import check_release, keep_soft_cap
     from ...decoding.backbone.quantised import check_can_read
-    from ...decoding.backbone.releases import check_release, keep_soft_cap
     from ...decoding.backbone.weights import check_held, check_weight_files
 
     path, revision = recipe.target.path, recipe.target.revision

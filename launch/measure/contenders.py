@@ -23,8 +23,8 @@ from ...eval.config import EvalConfig
 from ...eval.measure.arms import check_longest
 from ...eval.tune.settings import Contender
 from ..check.early import Named
+from ..methods import TRAINED, make_method, need_draft
 from ..recipe.model import Recipe
-from .methods import TRAINED, make_method, need_draft
 
 
 def contenders_of(pairs: Sequence[Named], target: Backbone, *, chains: bool = False) -> list[Contender]:

@@ -1,19 +1,29 @@
 """What `eval`, `audit` and `chat` decode with: a target and its drafters, read from disk.
 
+Several processes may hold one target together: all of them decode, the first one speaks.
+
+    accelerate launch --config_file ddp.yaml -m draftsmith.launch.cli eval RUN --target.tensor_parallel 8
+
+`tune`, `tree` and `chat` decide by themselves and are refused (`check_alone`).
+
 Read next: `run.py`, which measures them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.rows.chats.ends import endless_answers
 from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.cut import Cut
 from ...decoding.backbone.loading import load_target
 from ...decoding.backbone.quantised import quantisation_of
+from ...decoding.devices import runs_on_cpu
 from ...decoding.proposal import Proposer
 from ...drafters.hub import shown
 from ...drafters.identity import TargetIdentity
@@ -23,14 +33,17 @@ from ...drafters.tuned_file import NAME as TUNED
 from ...errors import RequestError
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import Arm
+from ...storage import is_first
+from ..check.devices import processes
 from ..check.early import Named, tuned_target
+from ..methods import SKELETON, TRAINED, make_method, need_draft
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
-from .methods import SKELETON, TRAINED, make_method, need_draft
-from .together import joined
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ..recipe.model import Recipe
 
 SWEEP = "eval.sweep"
 MEASURED_ANYWAY = "what is measured here drafts all the same, as the recipe has it"
@@ -160,7 +173,7 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
     if recipe is None:
         return _rounded(pair)
     from ...data.rows.prepare import prepare
-    from ...eval.measure.backbone.drift import measure_drift
+    from ...eval.measure.drift import measure_drift
 
     config = recipe.target
     original = load_target(
@@ -189,7 +202,7 @@ def _rounded(pair: Loaded) -> dict[str, Any] | None:
     if config.unquantised is not None:
         _check_quantised(pair.target, config.unquantised)
     from ...data.rows.prepare import prepare
-    from ...eval.measure.backbone.drift import measure_drift
+    from ...eval.measure.drift import measure_drift
 
     original = load_target(
         config.unquantised or pair.target.name,
@@ -226,3 +239,38 @@ def _check_copy(original: TargetIdentity, target: TargetIdentity) -> None:
                 f"target.unquantised is {original.name!r}, whose {field} is {mine}; expected {theirs}, as the model "
                 f"has it that {target.name!r} was quantised from. Name that one, or leave target.unquantised out"
             )
+
+
+def joined(recipe: Recipe) -> tuple[Cut | None, str | None]:
+    """Join the processes of this launch: how they hold the target, and this one's device; None for one process alone.
+
+    Raises:
+        RequestError: there are several, and the recipe does not say that they hold the target together.
+    """
+    count, team = processes(), recipe.target.tensor_parallel
+    if count == 1:
+        return None, None
+    if team != count:
+        raise RequestError(
+            f"{count} processes were launched, and target.tensor_parallel is {team}: each would decode everything by "
+            f"itself; set --target.tensor_parallel {count}, so that they hold the target together, or start one"
+        )
+    from accelerate import PartialState
+
+    on_cpu = runs_on_cpu()
+    bound = timedelta(seconds=recipe.loop.stall_seconds)
+    state = PartialState(cpu=on_cpu, timeout=bound, **({"backend": "gloo"} if on_cpu else {}))
+    return Cut(team, bound=bound), str(state.device)
+
+
+def speaks() -> bool:
+    """Whether this process prints and writes what all of them have measured."""
+    return processes() == 1 or is_first()
+
+
+def of_first(console: Console) -> Console:
+    """The console, which says nothing in the other processes."""
+    if not speaks():
+        console.quiet = True
+        os.environ["TQDM_DISABLE"] = "1"
+    return console

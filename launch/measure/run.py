@@ -28,10 +28,20 @@ from ...eval.measure.weight_files import drafter_hash
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import Named
+from ..methods import SKELETON
 from ..recipe.load import load_recipe
-from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_ends, say_length, say_no_sweep, say_tuned
-from .methods import SKELETON
-from .together import of_first, speaks
+from .loaded import (
+    Loaded,
+    drift_of,
+    load_pair,
+    of_first,
+    say_changed_target,
+    say_ends,
+    say_length,
+    say_no_sweep,
+    say_tuned,
+    speaks,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,7 +1,7 @@
 """`draftsmith tree`: the best static tree of a drafter, from what it is measured to get right.
 
 Measured on held-out rows of the training data, which the target goes on with: neither on what the
-drafter learnt from nor on the prompts that evaluation decodes. Read next: `eval/measure/ranks.py`, the
+drafter learnt from nor on the prompts that evaluation decodes. Read next: `eval/measure/tree_choice.py`, the
 measurement; `eval/measure/tree_choice.py`, the choice; `drafters/tree_file.py`, what is written.
 """
 
@@ -23,8 +23,7 @@ from ...drafters.tree_file import NAME, write_tree
 from ...errors import RequestError
 from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import processor
-from ...eval.measure.ranks import Ranks, Text, measure_ranks
-from ...eval.measure.tree_choice import Chosen, Speed, best_of_size, fastest, measure_speed
+from ...eval.measure.tree_choice import Chosen, Ranks, Speed, Text, best_of_size, fastest, measure_ranks, measure_speed
 from ...eval.report.tables import number, plain_table
 from ..check.early import Named, named
 from .held_out import held_out_prompts, where

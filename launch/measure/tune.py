@@ -21,18 +21,17 @@ from ...drafters.tuned_file import write_tuned
 from ...errors import RequestError
 from ...eval.config import EvalConfig
 from ...eval.measure.requests import Request, make_requests
-from ...eval.tune.break_even import break_evens
 from ...eval.tune.profile import Bench, costs_of, predict
 from ...eval.tune.race import FEWEST, Raced, race
 from ...eval.tune.settings import Prediction
-from ...eval.tune.surfaces import Surface, by_size, measured_surfaces
+from ...eval.tune.surfaces import Surface, break_evens, by_size, measured_surfaces
 from ...storage import writable_folder
 from ..check.early import Named
+from ..methods import TRAINED
 from ..recipe.model import Recipe
 from .contenders import check_chains, contenders_of, name_of
 from .held_out import held_out_prompts
 from .loaded import load_named_target, say_ends
-from .methods import TRAINED
 from .run import prompts_of, write_json
 from .tune_words import accuracy_lines, break_even_lines, content_of, sentence, surface_lines, table
 

@@ -18,10 +18,9 @@ from ...eval.measure.environment import environment
 from ...eval.measure.weight_files import target_hash
 from ...eval.report.pays import in_words
 from ...eval.report.tables import accuracy, interval, number, off, plain_table
-from ...eval.tune.break_even import AT_LEAST, BreakEven
 from ...eval.tune.race import Raced
 from ...eval.tune.settings import Prediction
-from ...eval.tune.surfaces import Surface
+from ...eval.tune.surfaces import AT_LEAST, BreakEven, Surface
 from ..check.early import Named
 from .held_out import where
 

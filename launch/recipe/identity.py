@@ -1,6 +1,6 @@
 """What of a recipe a run computes hangs on: what may not change before it goes on.
 
-The rest says how a run is measured and reported. Read next: `../train/resume.py`, which compares.
+The rest says how a run is measured and reported. Read next: `../check/resume.py`, which compares.
 """
 
 from __future__ import annotations

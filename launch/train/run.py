@@ -1,25 +1,33 @@
 """Train from a recipe: what `draftsmith train` and `accelerate launch -m draftsmith.launch.train` do.
 
+The day that a run's chat template is told, if it has a clock, is that of the run's beginning, later on too. Without it
+rows of today and prompts of tomorrow would differ, and a resumed run would find other rows.
+
+How a run ended stands in `status.json` with its true exit code, which launchers turn into 1.
+
 Read next: `recipe/load.py`; then `trainers/loop/loop.py`, where the work is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import RequestError, Stopped
-from ...storage import explain_full_disk
+from ...errors import DraftsmithError, RequestError, Stopped
+from ...storage import MACHINE_ERRNOS, explain_full_disk, holder_of, is_first, write_text
+from ...storage.held import launch
 from ...trainers.loop.interruptions import Interrupted, interrupt_on_signal
 from ..check.models import check_recipe
+from ..check.resume import held_folder
 from ..recipe.load import Resolved, field_paths, load_recipe
 from ..recipe.model import Recipe
 from ..recipe.values import value_path
-from .clock import on_a_day
-from .folder import held_folder
-from .status import Status
 
 if TYPE_CHECKING:
     from ...decoding.backbone.backbone import Backbone
@@ -105,3 +113,102 @@ def _probe(target: Backbone, recipe: Recipe) -> Probe:
         make_proposer=as_proposer(recipe.record.family or "", target, recipe.probe.draft_length),
         max_new_tokens=answer,
     )
+
+
+_log = logging.getLogger(__name__)
+
+
+def on_a_day(resolved: Resolved, folder: Path, resume: str) -> Resolved:
+    """The recipe with the day of its run, where its template has a clock and it names no day itself."""
+    recipe = resolved.recipe
+    if recipe.data.template_date is not None or not _has_clock(recipe):
+        return resolved
+    from ...data.rows.templates import today
+
+    day = _begun_on(folder, resume) or today()
+    _log.info("the chat template has a clock, which shows %s for the whole run (data.template_date)", day)
+    data = recipe.data.model_copy(update={"template_date": day})
+    return replace(resolved, recipe=recipe.model_copy(update={"data": data}))
+
+
+def _begun_on(folder: Path, resume: str) -> str | None:
+    """The day of the run that is gone on with."""
+    if resume == "never":
+        return None
+    runs = [] if resume == "auto" else [Path(resume).resolve().parents[1]]
+    for run in [*runs, folder]:
+        try:
+            if (run / "run.yaml").is_file():
+                return load_recipe(str(run / "run.yaml")).recipe.data.template_date
+        except DraftsmithError:
+            continue  # a record of another version, which the comparison of recipes speaks of
+    return None
+
+
+def _has_clock(recipe: Recipe) -> bool:
+    """Whether the run's template reads the clock; of a target that is not there, the run itself will say so."""
+    from ...data.rows.sandbox.bounded import CLOCK
+    from ...data.rows.templates import ChatTemplate, named_template
+
+    data, config = recipe.data, recipe.tokenizer
+    try:
+        if not recipe.record.has_target and config.path is None:
+            return config.chat_template is not None and CLOCK in named_template(config.chat_template)
+        from ..inspect import tokenizer_of
+
+        return ChatTemplate(tokenizer_of(recipe), data.chat_template, data.template_values).reads_clock
+    except DraftsmithError:
+        return False
+
+
+class Status:
+    """`status.json`: the true exit code, for launchers that turn every code into 1."""
+
+    def __init__(self, out: Path) -> None:
+        self._out, self._path = out, out / "status.json"
+        # libraries may set what a launcher sets while the process runs
+        self._active, self._launch = is_first(), launch()
+
+    def write(self, state: str, code: int | None, message: str = "") -> None:
+        if self._active:
+            write_text(self._path, self._line(state, code, message))
+
+    def fail(self, error: BaseException) -> None:
+        """How the run ended, as the first process that fails tells it."""
+        if self._is_told() or self._is_of_others():
+            return
+        code = _exit_code(error)
+        state = "stopped" if code == 75 else "failed"
+        message = str(error) or type(error).__name__
+        try:
+            write_text(self._path, self._line(state, code, message))
+        except OSError:
+            # a full disk has no room for a second file, but for a few words in the one there is
+            with contextlib.suppress(OSError), self._path.open("r+", encoding="utf-8") as file:
+                file.write(self._line(state, code, message[:300]))
+                file.truncate()
+
+    def _is_of_others(self) -> bool:
+        """Whether another launch is at work in the folder, and this one's first process was refused there."""
+        holder = holder_of(self._out)
+        return holder is not None and holder.pid != os.getpid() and holder.launch not in ("", self._launch)
+
+    def _is_told(self) -> bool:
+        """Whether another process of this launch has said how it ended; an earlier launch's word is stale."""
+        try:
+            told = json.loads(self._path.read_text(encoding="utf-8"))
+            return told["state"] in ("failed", "stopped") and told["launch"] == self._launch
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _line(self, state: str, code: int | None, message: str) -> str:
+        return json.dumps({"state": state, "exit_code": code, "message": message, "launch": self._launch}) + "\n"
+
+
+def _exit_code(error: BaseException) -> int:
+    """As `cli.main` returns it."""
+    if isinstance(error, DraftsmithError):
+        return error.exit_code
+    if isinstance(error, OSError) and error.errno in MACHINE_ERRNOS:
+        return 4
+    return 130 if isinstance(error, KeyboardInterrupt) else 5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.prompts import SECOND, Prompt, fitting, load_prompts, render, second_set
-from draftsmith.data.rows.stdlib import split_of, stdlib_texts
+from draftsmith.data.rows.sources import split_of, stdlib_texts
 from draftsmith.data.rows.templates import named_template
 from draftsmith.decoding.backbone.hub import embedded_target, load_tokenizer
 from draftsmith.errors import DataError, RequestError

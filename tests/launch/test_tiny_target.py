@@ -11,7 +11,7 @@ import pytest
 import rich
 import torch
 from conftest import make_target
-from draftsmith.data.rows.stdlib import stdlib_texts
+from draftsmith.data.rows.sources import stdlib_texts
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.hub import embedded_target
 from draftsmith.decoding.backbone.loading import load_model, load_target

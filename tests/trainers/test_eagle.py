@@ -14,7 +14,7 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.eagle.loading import load_eagle
+from draftsmith.drafters.eagle.family import load_eagle
 from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.errors import RequestError
 from draftsmith.trainers import eagle3

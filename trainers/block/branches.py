@@ -5,7 +5,7 @@ Depth d + 1 chooses among those that depth d has kept, so that every mask pair h
 branch, and a branch ends in front of the first token that is no label or of another document. What is kept is a
 function of the step's seed and the row's content, so that a resumed run, other micro-batches and other processes
 train on the same pairs; the host works it out, and waits for no device. Read next: `peagle.py`, the trainer;
-`drafters/eagle/branches.py`, who sees whom.
+`drafters/eagle/peagle.py`, who sees whom.
 
 Shapes: R rows, S tokens of a row, A anchors of a row.
 """

@@ -3,7 +3,7 @@
 A row is its tokens and, behind them, its masks, chain by chain. A token sees those of its document up to itself: one
 span. A mask sees the text up to its anchor, and its own chain up to itself: two spans, of which a layer's window takes
 a part. So four numbers say of each token what it sees. Read next: `masked_chains.py`, the chains;
-`drafters/layers/model_spans.py`, what they are to a model's layers.
+`drafters/layers/spans.py`, what they are to a model's layers.
 
 Shapes: R rows, S tokens of a row, M masks of a row, N = S + M.
 """
@@ -18,8 +18,7 @@ from torch import Tensor
 from ...decoding.backbone.hidden_states import decoder_of
 from ...decoding.backbone.windows import Masks, Window, Windows
 from ...decoding.on_host import on_host, sent
-from ...drafters.layers.model_spans import BY_SPANS, why_not_by_spans
-from ...drafters.layers.spans import first_seen, starts
+from ...drafters.layers.spans import BY_SPANS, first_seen, starts, why_not_by_spans
 from ...errors import RequestError
 from ..config import MASKED
 

@@ -23,7 +23,7 @@ from ...decoding.backbone.hidden_states import decoder_of
 from ...decoding.backbone.recurrence.scan import is_recurrent
 from ...decoding.backbone.windows import Masks, Windows
 from ...decoding.on_host import all_on_host, sent
-from ...drafters.layers.model_spans import attending_by_spans
+from ...drafters.layers.spans import attending_by_spans
 from ...errors import RequestError
 from ..loop.objective import Batch
 from ..packed.masks import document_mask

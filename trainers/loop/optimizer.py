@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...decoding.processor import multiplies_bf16
+from ...decoding.devices import multiplies_bf16
 from ..config import OptimizerConfig
 
 

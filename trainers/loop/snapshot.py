@@ -1,7 +1,7 @@
 """A run's checkpoints: everything that a resumed run needs, written to disk and read back.
 
 Trained weights, moments, the moving average, rows that the models generated, and counters; the
-manifest says of which run (`launch/train/resume.py` compares that), on which rows, and in how many
+manifest says of which run (`launch/check/resume.py` compares that), on which rows, and in how many
 processes. Under ZeRO-3 the first two are DeepSpeed's own files, under our manifest. `checkpoint.py` publishes
 a folder of files as a whole or not at all; `state.py` turns each part into tensors. Read next: `loop.py`.
 """
@@ -168,7 +168,7 @@ class Snapshots:
         """The best so far; None where this run measures it otherwise than the one of `folder`: the next will be."""
         there = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("recipe")
         here = json.loads(json.dumps(dict(self.identity)))
-        before = there if isinstance(there, dict) else {}  # 0.1.0 tells nothing
+        before = there if isinstance(there, dict) else {}
         if counters.best is None or all(before.get(name, here.get(name)) == here.get(name) for name in _CHOOSE):
             return counters.best
         _log.info("probes or held-out rows are others than before %s: the next ones choose the best anew", folder)

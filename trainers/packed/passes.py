@@ -22,7 +22,7 @@ from ...decoding.backbone.hidden_states import decoder_of
 from ...decoding.backbone.recurrence.scan import is_recurrent
 from ...decoding.backbone.windows import Masks, Windows
 from ...decoding.on_host import on_host, places, sent
-from ...drafters.layers.model_spans import attending_by_spans, why_not_by_spans
+from ...drafters.layers.spans import attending_by_spans, why_not_by_spans
 from ...drafters.layers.static import Static, as_it_is
 from ...errors import RequestError
 from ..config import MASKED as MASKED

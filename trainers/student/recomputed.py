@@ -3,7 +3,7 @@
 Each keeps what it reads alone, by the library's own switch (gradient checkpointing, Chen et al. 2016, arXiv
 1604.06174), in the graph that there is and not by a second one (`use_reentrant=False`): so frozen layers in front
 of an adapter, several processes and dropout need nothing more. It acts on a module in training alone; decoding,
-folders and configs never see it. Read next: `draft.py`, which asks for it; `drafters/layers/recomputed.py`, networks
+folders and configs never see it. Read next: `draft.py`, which asks for it; `drafters/layers/static.py`, networks
 of our own.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from ...decoding.backbone.hidden_states import decoder_of, layer_count, layers_of
-from ...drafters.layers.model_spans import attending_as_now
+from ...drafters.layers.spans import attending_as_now
 from ...errors import RequestError
 from ..config import MASKED
 

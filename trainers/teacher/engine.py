@@ -22,8 +22,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from ...data.features.codec import FeatureDtype
 from ...data.features.engine import Answer, Engine, EngineRequest
+from ...data.features.shards import FeatureDtype
 from ...data.features.store import FeatureStore, row_keys
 from ...data.rows.packed import PackedRows
 from ...decoding.backbone.hidden_states import LAST, decoder_of, last_norm

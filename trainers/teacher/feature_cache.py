@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ...data.config import DataConfig
-from ...data.features.codec import token_bytes
+from ...data.features.shards import token_bytes
 from ...data.features.store import FeatureStore
 from ...data.rows.prepare import Prepared
 from ...data.rows.templates import ChatTemplate

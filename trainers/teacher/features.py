@@ -27,7 +27,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from ...data.features.codec import Encoded, FeatureDtype, decode, encode
+from ...data.features.shards import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
 from ...decoding.backbone.cut import is_cut, team_of
 from ...decoding.backbone.hidden_states import LAST, HiddenStates, decoder_of, layer_count

@@ -1,6 +1,6 @@
 """What a rendering of a chat template has done and made, against what it may.
 
-Read next: `bounded.py`, which lets templates count; `growth.py`, what an operation would make.
+Read next: `bounded.py`, which lets templates count; `bounded.py`, what an operation would make.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from ....drafters.heads.bpd import Bpd, BpdHeads, BpdShape
 from ....drafters.heads.hydra import HydraHeads, HydraShape, hydra_on
 from ....drafters.heads.medusa import Medusa, MedusaHeads, MedusaShape
 from ....drafters.layers.llama import LayerShape
+from ....drafters.mtp.family import Mtp
 from ....drafters.mtp.layers import MtpShape
 from ....drafters.mtp.net import MtpNet
-from ....drafters.mtp.proposer import Mtp
 from .table import HIDDEN, TableModel
 
 PATHS = ((0,), (1,), (0, 0), (0, 1), (1, 0))

@@ -17,9 +17,8 @@ from torch import Tensor
 from ....decoding.proposal import Committed, DraftSampling, Proposal
 from ....decoding.random import Uniforms
 from ....decoding.sampling import Warper
-from ....decoding.tree.build import dynamic_tree
+from ....decoding.tree.build import draw_siblings, dynamic_tree
 from ....decoding.tree.merge import merge
-from ....decoding.tree.siblings import draw_siblings
 from ....decoding.tree.tree import Tree
 from .table import TableModel
 

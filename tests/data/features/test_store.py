@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.data.features.codec import decode, encode, token_bytes
+from draftsmith.data.features.shards import decode, encode, token_bytes
 from draftsmith.data.features.store import FeatureStore, row_keys
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.storage import sha256

@@ -19,6 +19,7 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import DataError, EnvironmentFailure, RequestError
+from draftsmith.storage.staging import this_host
 from helpers.runs.damaged_files import KINDS, damage
 from safetensors.torch import load_file, save_file
 
@@ -142,7 +143,7 @@ def test_a_folder_goes_on(
     monkeypatch.setattr(c._Part, "make", make)
     with pytest.raises(KeyboardInterrupt):
         c.continuations(speaker, prepared, wanted, out)
-    (out / ".staging-1-part-00001.safetensors").write_bytes(b"half")
+    (out / f".staging-{this_host()}-99999999-part-00001.safetensors").write_bytes(b"half")
     made.clear()
     # the second of two processes has nothing to do but part 1, and then waits for the first
     again = c.continuations(speaker, prepared, wanted, out, c.Team(rank=1, world=2))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from draftsmith.data.generate.journal import Journal
 from draftsmith.errors import DataError, EnvironmentFailure, RequestError
+from draftsmith.storage.staging import this_host
 
 SETTINGS = {"sampling": {"temperature": 0.0, "seed": 0}, "batch": 2}
 SESSION = {"versions": {"torch": "1"}}
@@ -82,7 +83,7 @@ def test_a_kill_while_publishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             patched.setattr(Journal, "_write_manifest", _killed)
             with pytest.raises(KeyboardInterrupt):
                 journal.publish()
-    (folder / ".staging-answers.jsonl").write_text("half")
+    (folder / f".staging-{this_host()}-99999999-answers.jsonl").write_text("half")
     first = (folder / "answers.jsonl").read_bytes()
     with Journal(folder, SETTINGS, SESSION) as journal:
         assert not journal.complete

@@ -22,7 +22,7 @@ from draftsmith.data.rows.shapes import Chat, digest, find_shape, parse
 from draftsmith.data.rows.templates import ChatTemplate, named_template, reads_clock
 from draftsmith.errors import DataError, RequestError
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.launch.train.clock import on_a_day
+from draftsmith.launch.train.run import on_a_day
 from helpers.models.chat_templates import KINDS, say
 from transformers import PreTrainedTokenizerFast
 

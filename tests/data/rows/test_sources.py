@@ -13,8 +13,7 @@ from draftsmith.data.rows.prepare import prepare, training_texts
 from draftsmith.data.rows.raw import Extents
 from draftsmith.data.rows.records import Placed, RecordReader, held_out
 from draftsmith.data.rows.shapes import Chat, Record, Text, Tokens, find_shape, parse
-from draftsmith.data.rows.sources import Source, StdlibSource, open_sources
-from draftsmith.data.rows.stdlib import stdlib_texts
+from draftsmith.data.rows.sources import Source, StdlibSource, open_sources, stdlib_texts
 from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.errors import DataError, RequestError
 
@@ -228,24 +227,3 @@ def test_a_damaged_cache_entry_is_made_anew(tmp_path: Path, chat_tokenizer_folde
     again = prepare(config, tokenizer, out=None)
     assert (np.array(again.train.ids_RS) == ids).all()
     assert not (np.load(entry / "train.ids_RS.npy") != ids).any()
-
-
-def test_a_cache_entry_of_the_first_release_is_made_anew(
-    tmp_path: Path, chat_tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It kept its checksums in `entry.json`; the same rows come out, under the same key."""
-    path, cache = write(tmp_path / "rows.jsonl", ROWS), tmp_path / "cache"
-    config = DataConfig(source=str(path), cache=str(cache))
-    tokenizer = load_tokenizer(str(chat_tokenizer_folder))
-    before = prepare(config, tokenizer, out=None)
-    (entry,) = cache.iterdir()
-    manifest = entry / "manifest.json"
-    record = json.loads(manifest.read_text())
-    record["files"] = {name: each["sha256"] for name, each in record["files"].items()}
-    (entry / "entry.json").write_text(json.dumps(record))
-    manifest.unlink()
-    again = prepare(config, tokenizer, out=None)
-    assert "is of an older version; making it anew" in caplog.text
-    assert again.train.fingerprint == before.train.fingerprint == entry.name
-    assert (again.train.ids_RS == before.train.ids_RS).all()
-    assert sorted(each.name for each in entry.iterdir() if each.suffix == ".json") == ["manifest.json"]

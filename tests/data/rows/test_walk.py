@@ -6,8 +6,7 @@ import glob
 from pathlib import Path
 
 import pytest
-from draftsmith.data.rows.sources import find_files
-from draftsmith.data.rows.walk import glob_files
+from draftsmith.data.rows.sources import find_files, glob_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -425,7 +425,7 @@ def test_a_loaded_model_gets_an_attention_that_is_right(tmp_path: Path) -> None:
         assert target.model.config._attn_implementation == implementation
 
 
-@pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="says nothing; see test_releases.py")
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="says nothing; see test_loading.py")
 @torch.inference_mode()
 def test_a_soft_cap_is_never_ignored() -> None:
     model = copy.deepcopy(pair("gemma2")[1])
@@ -441,7 +441,7 @@ def test_a_soft_cap_is_never_ignored() -> None:
 @torch.inference_mode()
 def test_families_that_pass_the_mask_by_name(family: str) -> None:
     if family == "doge" and Version(transformers.__version__) < Version("5.23"):
-        pytest.skip("this release computes it wrongly, and it is refused; see test_releases.py")
+        pytest.skip("this release computes it wrongly, and it is refused; see test_loading.py")
     model = random_model(family, **GROUPED | EXPERTS | {"num_experts": 4, "sliding_window": 64})
     _, tokens_BN, logits_BNV = verified(ready(model))
     torch.testing.assert_close(logits_BNV, paths_forward(model, tokens_BN), **CLOSE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.decoding import processor
+from draftsmith.decoding import devices
 from draftsmith.decoding.backbone import stacked
 from draftsmith.decoding.backbone.stacked import FusedLinear, SharedInputLinears
 from torch import Tensor, nn
@@ -178,5 +178,5 @@ def test_few_rows_are_turned_without_avx512(outputs: int, turned: bool, monkeypa
     ],
 )
 def test_the_kind_of_a_processor(found: dict[str, bool], known: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_capabilities", lambda: found)
-    assert processor.kind() == known
+    monkeypatch.setattr(devices, "_capabilities", lambda: found)
+    assert devices.kind() == known

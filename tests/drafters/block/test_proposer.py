@@ -23,7 +23,7 @@ from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import save_heads
-from draftsmith.drafters.layers import sunk
+from draftsmith.drafters.layers import sinks
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.errors import RequestError
 from helpers.models.small_drafters import change_target_of, small_block_net
@@ -134,14 +134,14 @@ def test_a_context_up_to_the_anchor_itself_is_seen(
 ) -> None:
     """The most frequent bug of others: in training a block sees the state of its own anchor."""
     right, wrong = ONE_TOO_FAR[function]
-    source = inspect.getsource(getattr(sunk, function))
+    source = inspect.getsource(getattr(sinks, function))
     assert source.count(right) == 1
-    names = dict(vars(sunk))
+    names = dict(vars(sinks))
     exec(source.replace(right, wrong), names)
     drafter, masked = Watched(net_for(target), target), function == "seen"
     generate(target, drafter, PROMPTS, warper=WARPERS[0], max_new_tokens=12)
     assert max(distances(drafter, target, WARPERS[0], masked=masked)) < 1e-5
-    monkeypatch.setattr(sunk, function, names[function])
+    monkeypatch.setattr(sinks, function, names[function])
     assert max(distances(drafter, target, WARPERS[0], masked=masked)) > 1e-3
 
 

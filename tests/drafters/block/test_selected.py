@@ -12,10 +12,16 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling
 from draftsmith.decoding.random import SharedStream
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.block.conv import GroupedConv
 from draftsmith.drafters.block.net import BlockNet, BlockShape
 from draftsmith.drafters.block.proposer import DFlash
-from draftsmith.drafters.block.selected import CandidateSelector, DFlash2, DFlash2Net, DFlash2Shape, check_tree
+from draftsmith.drafters.block.selected import (
+    CandidateSelector,
+    DFlash2,
+    DFlash2Net,
+    DFlash2Shape,
+    GroupedConv,
+    check_tree,
+)
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.errors import RequestError

@@ -14,7 +14,7 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.eagle.loading import load_eagle
+from draftsmith.drafters.eagle.family import load_eagle
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.proposer import Eagle3
 from draftsmith.trainers import eagle3

@@ -15,10 +15,9 @@ from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters import true_states
 from draftsmith.drafters.eagle import parallel
-from draftsmith.drafters.eagle.branches import Branches
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.parallel import Peagle
-from draftsmith.drafters.eagle.peagle import PeagleNet
+from draftsmith.drafters.eagle.peagle import Branches, PeagleNet
 from draftsmith.drafters.eagle.proposer import Eagle3
 from draftsmith.drafters.layers.llama import Projected
 from draftsmith.drafters.model.chains import chain_of, off_slots

@@ -17,7 +17,7 @@ from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree.build import dynamic_tree
-from draftsmith.drafters.eagle.loading import load_eagle
+from draftsmith.drafters.eagle.family import load_eagle
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, fused_layers
 from draftsmith.drafters.eagle.proposer import EAGLE_1_TREE, Eagle, Eagle3

@@ -14,8 +14,7 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, DraftSampling, FeatureProposer, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.heads.hydra import Hydra, HydraHeads, HydraPlus, hydra_on, load_hydra
-from draftsmith.drafters.heads.hydra_prefix import PrefixLayer
+from draftsmith.drafters.heads.hydra import Hydra, HydraHeads, HydraPlus, PrefixLayer, hydra_on, load_hydra
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, load_medusa
 from draftsmith.drafters.projection import Projection
 from draftsmith.drafters.registry import load_drafter

@@ -11,8 +11,7 @@ from draftsmith.benchmarks.common.peak import peak_bytes
 from draftsmith.drafters.eagle.net import EagleNet, PairNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from draftsmith.drafters.layers.llama import LayerShape, Projected
-from draftsmith.drafters.layers.packing import Packing
-from draftsmith.drafters.layers.passes import Passes
+from draftsmith.drafters.layers.passes import Packing, Passes
 from draftsmith.drafters.layers.sinks import Keys
 from torch import Tensor
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draftsmith.drafters.layers.llama import Projected
-from draftsmith.drafters.layers.packing import Packing
-from draftsmith.drafters.layers.passes import Passes
+from draftsmith.drafters.layers.passes import Packing, Passes
 from draftsmith.drafters.layers.row_split import RowSplit
 from draftsmith.drafters.layers.sinks import Keys
 from draftsmith.errors import RequestError

@@ -20,8 +20,7 @@ from draftsmith.drafters.lookup.function import CallableDrafter
 from draftsmith.drafters.lookup.llma import Llma
 from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
-from draftsmith.drafters.lookup.own_grams import OwnGrams
-from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.lookup.prompt_lookup import OwnGrams, PromptLookup
 from draftsmith.drafters.lookup.rest import Rest
 from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.errors import RequestError

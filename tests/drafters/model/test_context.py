@@ -11,7 +11,7 @@ import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.model import context
+from draftsmith.drafters.model import draft_model
 from draftsmith.drafters.model.adapters import inject, use
 from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.drafters.model.draft_model import DraftModel
@@ -101,7 +101,7 @@ def test_up_to_its_context_all_is_drafted(target: Backbone) -> None:
 
 @torch.inference_mode()
 def test_it_is_said_once(target: Backbone, caplog: pytest.LogCaptureFixture) -> None:
-    context._SAID.clear()
+    draft_model._SAID.clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             generate(target, single(target), [PROMPTS[0]], warper=Warper(0.0), max_new_tokens=16)

@@ -20,7 +20,7 @@ from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import save_draft_model, save_heads
-from draftsmith.drafters.model import context
+from draftsmith.drafters.model import draft_model
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.registry import load_drafter
@@ -189,7 +189,7 @@ def test_behind_the_draft_s_context_nothing_is_drafted(
         random_model("gpt2", vocab_size=len(OWN), max_position_embeddings=reads, n_embd=32, n_head=2, n_layer=1)
     )
     short.tokenizer = OWN
-    context._SAID.clear()
+    draft_model._SAID.clear()
     long = "def add(left, right):\n    return left + right\n" * 2
     prompts = [*PROMPTS, THEIRS(long)["input_ids"]]
 

@@ -16,8 +16,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.measure.ranks import Text, measure_ranks
-from draftsmith.eval.measure.tree_choice import best_of_size
+from draftsmith.eval.measure.tree_choice import Text, best_of_size, measure_ranks
 from helpers.models.small_drafters import make_on_target
 
 PROMPTS = [[n, n + 1, 2 * n % 61][: 1 + n % 3] for n in range(1, 20)]

@@ -17,7 +17,7 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure import evaluate as evaluating
 from draftsmith.eval.measure import metrics, speed, timing
 from draftsmith.eval.measure.arms import Arm
-from draftsmith.eval.measure.degeneracy import degeneracy
+from draftsmith.eval.measure.metrics import degeneracy
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.rounds import Run, speed_fields
 from draftsmith.eval.measure.speed import Costs, bytes_of, measure_costs

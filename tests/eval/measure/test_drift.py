@@ -18,7 +18,7 @@ from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.identity import mark_tuned, shown_name
-from draftsmith.eval.measure.backbone.drift import Drift, measure_drift
+from draftsmith.eval.measure.drift import Drift, measure_drift
 from draftsmith.eval.measure.metrics import Interval
 from draftsmith.eval.report.report import write_report
 from draftsmith.eval.report.results import schema
@@ -84,7 +84,7 @@ def brute_force(original: Backbone, tuned: Backbone, rows: PackedRows) -> tuple[
 def test_drift_is_the_plain_mean(
     original: Backbone, tuned: Backbone, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import draftsmith.eval.measure.backbone.drift as module
+    import draftsmith.eval.measure.drift as module
 
     monkeypatch.setattr(module, "_CHUNK", chunk)
     rows = held_out()

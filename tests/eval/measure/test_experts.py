@@ -10,8 +10,7 @@ from conftest import VOCABULARY, make_target
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.experts import expert_widths, unread_by_a_token
-from draftsmith.eval.measure.backbone.experts import experts_read
-from draftsmith.eval.measure.speed import bytes_of
+from draftsmith.eval.measure.speed import bytes_of, experts_read
 from draftsmith.eval.report.tables import experts_line
 from helpers.models.random_models import random_model, ready
 

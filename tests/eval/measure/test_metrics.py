@@ -12,8 +12,7 @@ from draftsmith.decoding.engine import generate
 from draftsmith.decoding.rules.acceptance import Outcome
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.steps import StepLog
-from draftsmith.eval.measure.degeneracy import degeneracy
-from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, ratio
+from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, degeneracy, ratio
 
 
 def counts(steps: int, emitted: int, tested: list[int], passed: list[int]) -> Counts:

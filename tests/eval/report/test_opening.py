@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from draftsmith.eval.report.opening import fastest, opening
+from draftsmith.eval.report.report import fastest, opening
 
 TIMED = {"method": "draft model", "audited": "draft model", "verdict": "lossless", "tau": [2.0, 1.9, 2.1]}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from draftsmith.data.generate.server_message import read_message
+from draftsmith.data.generate.server_request import read_message
 from draftsmith.data.generate.transport import Passing, Refused
 from draftsmith.data.prompts import Prompt
 from draftsmith.eval.server.exchange import Exchange, Pieces, question

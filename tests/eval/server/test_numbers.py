@@ -12,9 +12,8 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.server.blocks import Half, Load, Numbered
 from draftsmith.eval.server.counters import Counters, counts_of_answer, read_counters
 from draftsmith.eval.server.exchange import Exchange
-from draftsmith.eval.server.latency import latency_fields, percentiles
 from draftsmith.eval.server.measure import Block, Plan
-from draftsmith.eval.server.rows import Subject, server_rows
+from draftsmith.eval.server.rows import Subject, latency_fields, percentiles, server_rows
 
 CONFIG = EvalConfig(max_new_tokens=12, prompts="some.jsonl")
 PROMPTS = [Prompt("0", "chats", ("a",), chat=True), Prompt("1", "texts", ("b",), chat=False)]

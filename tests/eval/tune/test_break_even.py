@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from draftsmith.eval.measure.metrics import Interval
-from draftsmith.eval.tune.break_even import BreakEven, break_evens
 from draftsmith.eval.tune.race import Raced
 from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.eval.tune.surfaces import BreakEven, break_evens
 
 ONE, TWO = (Contender(name, name, (), True, lambda _: None) for name in ("one", "two"))  # type: ignore[arg-type, return-value]
 

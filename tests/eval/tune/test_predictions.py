@@ -15,9 +15,8 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.rounds import Run
 from draftsmith.eval.measure.speed import Costs
 from draftsmith.eval.tune import profile
-from draftsmith.eval.tune.profile import Bench, Measured, between, costs_of, heated, pays_from, predict
+from draftsmith.eval.tune.profile import Bench, Heat, Measured, between, costs_of, heated, pays_from, predict
 from draftsmith.eval.tune.settings import Contender, Prediction
-from draftsmith.eval.tune.temperatures import Heat
 from helpers.runs.planned_runs import counts_of, drafter_of, requests_of, run_of
 
 COSTS = Costs(0.010, None, {k: 1 + 0.1 * k for k in range(1, 9)})

@@ -22,9 +22,8 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.metrics import acceptance, counts_of
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.speed import Costs
-from draftsmith.eval.tune.profile import Bench, predict
+from draftsmith.eval.tune.profile import TRIED, Bench, Heat, Overlaps, best_temperatures, predict
 from draftsmith.eval.tune.settings import Contender
-from draftsmith.eval.tune.temperatures import TRIED, Heat, Overlaps, best_temperatures
 from helpers.models.small_drafters import make_on_target
 
 REQUESTS = [Request(Prompt(str(n), "all", (), chat=False), [n + 1, n + 2, n + 3], n) for n in range(8)]

@@ -14,8 +14,8 @@ from draftsmith.benchmarks.common.random_models import random_model as of_any_si
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.attention import use_grouped_attention
 from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.backbone.loading import keep_soft_cap
 from draftsmith.decoding.backbone.recurrence.recurrent import RecurrentStates
-from draftsmith.decoding.backbone.releases import keep_soft_cap
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed.masks import document_mask
 from packaging.version import Version

@@ -26,8 +26,8 @@ from draftsmith.drafters.heads.bpd import Bpd, BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads, hydra_on
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads
 from draftsmith.drafters.layers.llama import LayerShape
+from draftsmith.drafters.mtp.family import Mtp
 from draftsmith.drafters.mtp.net import MtpNet
-from draftsmith.drafters.mtp.proposer import Mtp
 from torch import Tensor, nn
 
 FAMILIES = [name for name, family in families.FAMILIES.items() if family.build]

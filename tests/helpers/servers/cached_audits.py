@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from draftsmith.eval.server import ends, evidence, precision, texts
+from draftsmith.eval.server import evidence, precision, texts
 from draftsmith.eval.server.answers import Judgeable
 
 _ASKED = (
-    (evidence, ("judge_sampled", "replay")),
+    (evidence, ("judge_sampled", "replay", "_written")),
     (precision, ("_own", "_rounding")),
     (texts, ("one_by_one", "autoregressive")),
-    (ends, ("_written",)),
 )
 
 

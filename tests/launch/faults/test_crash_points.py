@@ -20,10 +20,10 @@ from draftsmith.data.rows.prepare import prepare
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.folder import read_entry
 from draftsmith.drafters.heads.medusa import MedusaHeads
+from draftsmith.launch.check.resume import held_folder
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.launch.train.folder import held_folder
-from draftsmith.launch.train.status import Status
+from draftsmith.launch.train.run import Status
 from draftsmith.storage import folder as folder_module
 from draftsmith.storage import replace_folder, restore_folder
 from draftsmith.trainers.config import LoopConfig, OptimizerConfig

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.measure.ranks import Ranks, Text
-from draftsmith.eval.measure.tree_choice import Chosen, Speed
+from draftsmith.eval.measure.tree_choice import Chosen, Ranks, Speed, Text
 from draftsmith.launch.measure import tree
 from draftsmith.launch.requests import TreeRequest
 

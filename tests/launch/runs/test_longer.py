@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from draftsmith.errors import RequestError
+from draftsmith.launch.check.resume import check_longer
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.launch.train.longer import check_longer
 from helpers.runs.small_run import RECIPE, assert_same_weights, losses
 from safetensors.torch import load_file
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from draftsmith.errors import RequestError
+from draftsmith.launch.check.resume import check_resume
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.model import Recipe
-from draftsmith.launch.train.resume import check_resume
 from draftsmith.trainers.loop import checkpoint
 from helpers.runs.small_run import RECIPE
 

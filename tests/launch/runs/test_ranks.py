@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from draftsmith.errors import EnvironmentFailure, Stopped
+from draftsmith.launch.check.resume import held_folder
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.launch.train.folder import held_folder
-from draftsmith.launch.train.status import Status
+from draftsmith.launch.train.run import Status
 from draftsmith.storage import holder_of, is_first
 
 NAMES = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")

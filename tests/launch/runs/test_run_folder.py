@@ -15,13 +15,13 @@ import draftsmith
 import pytest
 import torch
 from draftsmith.errors import DataError, RequestError, Stopped, TrainingFailed
+from draftsmith.launch.check.resume import check_resume
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
+from draftsmith.launch.train import run as run_file
 from draftsmith.launch.train import run as train
-from draftsmith.launch.train import status as status_file
-from draftsmith.launch.train.resume import check_resume
-from draftsmith.launch.train.status import Status
+from draftsmith.launch.train.run import Status
 from draftsmith.storage import hold
 from draftsmith.storage.staging import this_host
 from draftsmith.trainers.methods import METHODS, own_sections
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_another_run_is_not_taken_as_its_own(run: Path, capfd: C
 @pytest.mark.slow
 @pytest.mark.run
 def test_a_checkpoint_of_an_earlier_version_goes_on(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """0.1.0 wrote neither; and a value that a later version has added was what it is by default."""
+    """An early one wrote neither; and a value that a later version has added was what it is by default."""
     recipe = json.loads((run / LAST / "manifest.json").read_text())["recipe"]
     fewer = {name: value for name, value in recipe.items() if name != "loop.seed"}
     nothing = dict.fromkeys(("recipe", "processes", "threads", "micro_rows"))
@@ -218,12 +218,12 @@ def test_what_kills_have_left_goes_at_the_next_start(run: Path, tmp_path: Path) 
     shutil.copytree(run, out)
     before = content(out)
     dead = [
-        ".staging-1234-status.json",
-        ".staging-drafter",
+        f".staging-{this_host()}-99999999-status.json",
+        ".staging-elsewhere-1-drafter",
         ".old-elsewhere-1-drafter",
         f".staging-{this_host()}-99999999-x",
     ]
-    for name in [*dead, living, "checkpoints/.staging-step-00000009", "checkpoints/step-00000001"]:
+    for name in [*dead, living, "checkpoints/.staging-elsewhere-1-step-00000009", "checkpoints/step-00000001"]:
         (out / name).mkdir()
         (out / name / "half").write_text("half")
     assert main(words(out)) == 0
@@ -380,6 +380,6 @@ def test_a_full_disk_has_room_for_the_status(tmp_path: Path, monkeypatch: pytest
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(status_file, "write_text", full)
+    monkeypatch.setattr(run_file, "write_text", full)
     told.fail(RuntimeError("x" * 10_000))
     assert status(tmp_path) == ("failed", 5)

@@ -13,7 +13,7 @@ from draftsmith.decoding.backbone.attention import NAME, OWN, use_grouped_attent
 from draftsmith.decoding.backbone.hidden_states import decoder_of
 from draftsmith.decoding.backbone.windows import Masks
 from draftsmith.drafters.layers import spans
-from draftsmith.drafters.layers.model_spans import attending_by_spans
+from draftsmith.drafters.layers.spans import attending_by_spans
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block import masked_chains, pard
 from draftsmith.trainers.block.chain_spans import chain_spans, check_spans

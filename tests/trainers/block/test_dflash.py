@@ -11,7 +11,7 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.block.proposer import DFlash
-from draftsmith.drafters.layers import spans, sunk
+from draftsmith.drafters.layers import sinks, spans
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block.dflash import DFlashObjective
 from draftsmith.trainers.config import ObjectiveConfig
@@ -248,7 +248,7 @@ def test_long_rows_have_the_numbers_of_a_mask(method: str, target: Backbone, mon
         loss.backward()
         gradients = {name: each.grad for name, each in goal.module.named_parameters() if each.grad is not None}
         found.append((loss.detach(), terms, gradients))
-        monkeypatch.setattr(sunk, "seen", None)  # nothing asks for a mask
+        monkeypatch.setattr(sinks, "seen", None)  # nothing asks for a mask
     assert len(found[0][2]) > 10
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[2], found[1], rtol=0, atol=0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.backbone.backbone import Backbone
-from draftsmith.drafters.layers import spans, sunk
+from draftsmith.drafters.layers import sinks, spans
 from draftsmith.trainers.block.branches import sampled
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop.sums import means
@@ -173,7 +173,7 @@ def test_long_rows_have_the_numbers_of_a_mask(target: Backbone, monkeypatch: pyt
         loss.backward()
         gradients = {name: each.grad.clone() for name, each in goal.module.named_parameters() if each.grad is not None}
         found.append((loss.detach(), terms, gradients))
-        monkeypatch.setattr(sunk, "seen", None)  # nothing asks for a mask
+        monkeypatch.setattr(sinks, "seen", None)  # nothing asks for a mask
     assert len(found[0][2]) > 10
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 

@@ -1,18 +1,12 @@
-"""A kept checkpoint of 0.1.0 is gone on from; one of another format is refused with the versions named.
-
-`checkpoint-0.1.0` was written by `write_it`; its manifest names no version, as the first ones did not. A change that cannot read
-it any more raises the manifest's format number.
-"""
+"""A checkpoint of another format is refused with the versions named."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import draftsmith
 import pytest
-import torch
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.storage import MANIFEST
@@ -24,7 +18,6 @@ from faults import toy
 from helpers.models.method_objectives import NoTokenizer
 from helpers.reliability_tally import tally
 
-KEPT = Path(__file__).parent / "checkpoint-0.1.0"
 SIZES = ModelConfig(layers=1, hidden=8, heads=1, kv_heads=1, head_size=8, intermediate=8, max_positions=64)
 
 
@@ -35,27 +28,6 @@ def tiny_loop(out: Path, monkeypatch: pytest.MonkeyPatch, **values: int) -> Loop
 
     monkeypatch.setattr(toy, "objective_of", objective)
     return toy.loop_in(out, **values)
-
-
-def write_it(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What made the kept files: the checkpoint behind step 5, and the losses of the whole run."""
-    toy.run(tiny_loop(out, monkeypatch, keep=9))
-    shutil.rmtree(KEPT, ignore_errors=True)
-    shutil.copytree(out / "checkpoints" / "step-00000005", KEPT / "step-00000005")
-    shutil.copy(out / "metrics.jsonl", KEPT)
-
-
-def test_a_checkpoint_of_this_release_series_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(KEPT, tmp_path / "checkpoints")
-    loop = tiny_loop(tmp_path, monkeypatch)
-    before = [p.clone() for p in loop.objective.module.parameters()]
-    assert loop.load(tmp_path / "checkpoints" / "step-00000005") == 5
-    assert not all(map(torch.equal, before, loop.objective.module.parameters()))
-    toy.run(tiny_loop(tmp_path, monkeypatch))
-    kept = toy.losses(KEPT)
-    # other machines round otherwise
-    assert toy.losses(tmp_path) == pytest.approx({step: kept[step] for step in range(6, 13)}, rel=1e-3)
-    tally("older versions", tried=1)
 
 
 def test_another_format_is_refused_with_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draftsmith.decoding.on_host import on_host, sent
-from draftsmith.drafters.layers.packing import Packing
+from draftsmith.drafters.layers.passes import Packing
 from draftsmith.drafters.projection import Projection
 from draftsmith.trainers.labels import has_label, label_places, labelled
 from draftsmith.trainers.loop.feed import upload

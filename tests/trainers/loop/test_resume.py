@@ -10,6 +10,7 @@ import pytest
 import torch
 from draftsmith.errors import RequestError, Stopped, TrainingFailed
 from draftsmith.launch.recipe.model import Recipe
+from draftsmith.storage.staging import this_host
 from draftsmith.trainers.config import (
     CheckpointConfig,
     LoopConfig,
@@ -362,7 +363,7 @@ def test_an_export_that_was_deleted_comes_back(tmp_path: Path) -> None:
     shutil.rmtree(exported.parent)
     going_on(tmp_path, [])
     assert exported.read_bytes() == before
-    exported.parent.rename(exported.parent.with_name(".old-target"))  # between two renames
+    exported.parent.rename(exported.parent.with_name(f".old-{this_host()}-99999999-target"))  # between two renames
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000002")
     going_on(tmp_path, [])
     assert exported.read_bytes() == before

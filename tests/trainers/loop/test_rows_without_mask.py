@@ -11,7 +11,7 @@ from conftest import VOCABULARY
 from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.backbone.attention import use_grouped_attention
-from draftsmith.decoding.backbone.releases import keep_soft_cap
+from draftsmith.decoding.backbone.loading import keep_soft_cap
 from draftsmith.drafters.layers import spans
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed import passes

@@ -17,7 +17,7 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.attention import use_grouped_attention
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters import projection
-from draftsmith.drafters.eagle.loading import load_eagle
+from draftsmith.drafters.eagle.family import load_eagle
 from draftsmith.drafters.folder import save_heads
 from draftsmith.drafters.heads.bpd import load_bpd
 from draftsmith.drafters.heads.hydra import load_hydra

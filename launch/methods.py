@@ -1,7 +1,7 @@
 """Methods by name: from `--method` and the recipe to proposers that the engine decodes with.
 
 The names are those of `drafters/families.py`, beside `trained`, the drafter of the run.
-Read next: `run.py`, which measures them; docs/methods.md says which to choose when.
+Read next: `measure/run.py`, which measures them; docs/methods.md says which to choose when.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ...drafters.families import FAMILIES, function, training_free, wrapping
-from ...errors import RequestError
+from ..drafters.families import FAMILIES, function, training_free, wrapping
+from ..errors import RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ...decoding.backbone.backbone import Backbone
-    from ...decoding.proposal import Proposer
-    from ..recipe.model import Recipe
+    from ..decoding.backbone.backbone import Backbone
+    from ..decoding.proposal import Proposer
+    from .recipe.model import Recipe
 
 TRAINED = "trained"
 """The drafter of the run, whatever its family."""
@@ -72,15 +72,15 @@ class TargetTexts:
 
     def texts(self, source: str, limit: int | None = None) -> Iterator[list[int]]:
         """The texts of a source as token ids."""
-        from ...data.config import DataConfig
-        from ...data.rows.prepare import all_texts
+        from ..data.config import DataConfig
+        from ..data.rows.prepare import all_texts
 
         for text in all_texts(DataConfig(source=source), limit):
             yield self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def datastore(self, folder: str) -> Any:
         """An opened datastore; it must be of this tokenizer."""
-        from ...data.datastore import Datastore
-        from ...drafters.identity import fingerprint
+        from ..data.datastore import Datastore
+        from ..drafters.identity import fingerprint
 
         return Datastore(Path(folder), tokenizer=fingerprint(self._tokenizer), ids=self._vocabulary)

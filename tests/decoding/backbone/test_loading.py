@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from draftsmith.decoding.backbone.attention import NAME, OWN, use_grouped_attention
-from draftsmith.decoding.backbone.loading import load_model
-from draftsmith.decoding.backbone.releases import check_release, keep_soft_cap
+from draftsmith.decoding.backbone.loading import check_release, keep_soft_cap, load_model
 from draftsmith.errors import EnvironmentFailure
 from helpers.models.random_models import random_model
 

@@ -12,7 +12,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.answer import Answer
 from draftsmith.eval.server.answers import Judgeable
-from draftsmith.eval.server.ends import with_ends
+from draftsmith.eval.server.evidence import with_ends
 from draftsmith.eval.server.sampled import copies
 
 LIMIT = 16

@@ -18,12 +18,14 @@ from draftsmith.drafters.eagle.proposer import EAGLE_1_TREE
 from draftsmith.drafters.heads.medusa import default_paths
 from draftsmith.errors import DataError
 from draftsmith.eval.measure.metrics import tau
-from draftsmith.eval.measure.ranks import Ranks, Text, measure_ranks
 from draftsmith.eval.measure.tree_choice import (
+    Ranks,
     Speed,
+    Text,
     acceptance_for,
     best_of_size,
     fastest,
+    measure_ranks,
     measure_speed,
     without_gaps,
 )

@@ -21,8 +21,8 @@ from draftsmith.eval.measure.weight_files import drafter_hash
 from draftsmith.eval.report.results import schema
 from draftsmith.eval.report.tables import show
 from draftsmith.launch.cli import main, split_overrides
-from draftsmith.launch.measure.methods import SKELETON, need_draft
 from draftsmith.launch.measure.run import results_folder
+from draftsmith.launch.methods import SKELETON, need_draft
 from draftsmith.launch.verbs import Eval
 from helpers.runs import small_run
 from helpers.runs.small_flags import AUDIT

@@ -8,7 +8,7 @@ import pytest
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.grids import LLMA, NGRAM, PROMPT_LOOKUP
 from draftsmith.drafters.temperatures import FACTORS
-from draftsmith.eval.tune.words import in_words
+from draftsmith.eval.tune.settings import in_words
 
 CHAIN = {"drafter.eagle_tree": "chain", "drafter.tree": "default"}
 BLOCK = {"drafter.block_tree": "chain", "drafter.policy": "sample", "eval.draft_length": "4"}

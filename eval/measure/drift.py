@@ -4,7 +4,7 @@ Methods such as Medusa-2 train the target together with its drafter. What decode
 audit compares with, is then the tuned target; how far that one is from the original is another
 question, answered here (Cai et al. 2024, section 2.2.2: what L_LM is there for). The same holds for a target
 whose weights were rounded when it was loaded.
-Read next: `../../report/report.py`, which shows them; `trainers/teacher/tuned.py`, which moves targets.
+Read next: `../report/report.py`, which shows them; `trainers/teacher/tuned.py`, which moves targets.
 
 Shapes: P labelled tokens of a document, S all its tokens, C of a chunk, N hidden states of a token, H hidden size,
 V vocabulary.
@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ....data.rows.packed import PackedRows
-from ....decoding.backbone.backbone import Backbone
-from ....decoding.backbone.hidden_states import LAST, HiddenStates, decoder_of, layer_count, layers_of
-from ....drafters.identity import TargetIdentity
-from ....drafters.projection import Projection
-from ....errors import RequestError
-from ..metrics import Interval, ratio
+from ...data.rows.packed import PackedRows
+from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.hidden_states import LAST, HiddenStates, decoder_of, layer_count, layers_of
+from ...drafters.identity import TargetIdentity
+from ...drafters.projection import Projection
+from ...errors import RequestError
+from .metrics import Interval, ratio
 
 Change = Literal["tuned", "rounded"]
 _CHUNK = 256  # positions whose full-vocabulary logits exist at the same time
