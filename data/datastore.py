@@ -32,7 +32,7 @@ from ..storage.formats import DATASTORE
 
 
 @dataclass(frozen=True)
-class Shard:
+class DatastoreShard:
     """Tokens with separators, and where its suffixes start, sorted; both mapped, not read."""
 
     tokens: np.memmap
@@ -224,7 +224,7 @@ class Datastore:
             for shard, part, high, end in zip(self.shards, parts, low_high[:, 1], behind)
         ]
 
-    def _following(self, shard: Shard, starts_M: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    def _following(self, shard: DatastoreShard, starts_M: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """The `length` tokens from each start on, -1 behind the end of the document. [M, L]."""
         # the last entry of a shard is a separator: clipping to it ends the row
         index_ML = np.minimum(starts_M[:, None] + np.arange(length), len(shard.tokens) - 1)
@@ -299,7 +299,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator: int) -> Shard:
+def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator: int) -> DatastoreShard:
     """Map the arrays of a shard; their sizes must be those of the manifest."""
     names = shard_files(number)
     try:
@@ -318,7 +318,7 @@ def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator:
             f"datastore: {folder}: shard {number} ({' and '.join(names)}) is damaged: {error}; "
             "build the datastore again"
         ) from error
-    return Shard(tokens, suffixes)
+    return DatastoreShard(tokens, suffixes)
 
 
 def _mapped(path: Path) -> np.memmap:

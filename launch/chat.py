@@ -20,13 +20,13 @@ from ..drafters.tuned_file import DRAFT_LENGTH
 from ..errors import DraftsmithError, RequestError
 from ..eval.measure.arms import NOT_AUDITED
 from ..eval.measure.metrics import tau
-from ..eval.report.pieces import Pieces
+from ..eval.report.pieces import TokenTexts
 from .measure.loaded import Loaded, load_pair, say_changed_target, say_tuned
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .check.early import Named
+    from .check.early import NamedFolders
     from .requests import ChatRequest
 
 # as on the report's page: what the drafter has guessed, and what the target had to say itself
@@ -38,7 +38,7 @@ class _Screen:
 
     def __init__(self, pair: Loaded, console: Console) -> None:
         self._console, self._eos = console, set(pair.target.eos_ids)
-        self._pieces, self._shown = Pieces(pair.target.tokenizer), 0
+        self._pieces, self._shown = TokenTexts(pair.target.tokenizer), 0
 
     def __call__(self, tokens: list[list[int]], origins: list[list[str]]) -> None:
         for token, origin in list(zip(tokens[0], origins[0], strict=True))[self._shown :]:
@@ -48,7 +48,7 @@ class _Screen:
         self._console.file.flush()
 
 
-def chat(request: ChatRequest, named: Named, console: Console) -> None:
+def chat(request: ChatRequest, named: NamedFolders, console: Console) -> None:
     """Answer prompts until there are no more; an error of one prompt ends only its turn."""
     say_tuned(named, console, none_pays=f"nothing is drafted; a flag for drafter.* or {DRAFT_LENGTH} drafts")
     pair = load_pair(replace(named, methods=[]) if named.plain else named)

@@ -17,7 +17,7 @@ from ..errors import RequestError
 
 
 @dataclass(frozen=True)
-class Tree:
+class DynamicTree:
     """EAGLE-2's dynamic tree."""
 
     depth: int
@@ -53,7 +53,7 @@ class Start:
     """Words that vLLM has to find in the target's config, and does not."""
     behind_layers: Sequence[int] | None = None
     """The target's layers behind which the drafter reads, where they are not every engine's default."""
-    tree: Tree | None = None
+    tree: DynamicTree | None = None
     """None: a chain."""
 
 

@@ -22,7 +22,7 @@ from ..errors import RequestError
 from ..eval.tune.settings import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
-from .engines import DRAWS, TAKES_TREES, Start, Tree, command
+from .engines import DRAWS, TAKES_TREES, DynamicTree, Start, command
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
 
@@ -243,7 +243,7 @@ def _drafts(
     return Start(target, out, method, tokens, sampled=FAMILIES[family].samples and policy == "sample")
 
 
-def _tree_of(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> Tree | None:
+def _tree_of(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> DynamicTree | None:
     """EAGLE-2's tree, where the recipe or what is chosen in its place has one."""
     from ..decoding.tree.build import most_nodes
 
@@ -252,7 +252,7 @@ def _tree_of(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> Tree | N
         return None
     depth = int(chosen.get(DRAFT_LENGTH, recipe.eval.draft_length))
     nodes = int(chosen.get("drafter.eagle_nodes", config.eagle_nodes))
-    return Tree(depth, config.eagle_top_k, min(nodes, most_nodes(depth, config.eagle_top_k)))
+    return DynamicTree(depth, config.eagle_top_k, min(nodes, most_nodes(depth, config.eagle_top_k)))
 
 
 def _branches(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> bool:

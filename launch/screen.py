@@ -30,7 +30,7 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-class Record(logging.LogRecord):
+class PrintableRecord(logging.LogRecord):
     """A record of any library, its message as `printable` shows it: transformers has a handler of its own."""
 
     def getMessage(self) -> str:
@@ -42,7 +42,7 @@ def log_to_screen() -> None:
     """Our own lines from the first process, warnings from every one."""
     prefix = f"[rank {rank()}] " if rank() else ""
     level = logging.INFO if is_first() else logging.WARNING
-    logging.setLogRecordFactory(Record)
+    logging.setLogRecordFactory(PrintableRecord)
     logging.basicConfig(level=logging.WARNING, format=f"{prefix}%(message)s", stream=sys.stderr)
     logging.getLogger("draftsmith").setLevel(level)
     # transformers imports torchao wherever there is one, and it tells of other machines' kernels

@@ -167,7 +167,7 @@ class Audit(AuditRequest):
 
 
 @dataclass
-class Tree(TreeRequest):
+class TreeVerb(TreeRequest):
     """Choose the static tree of heads or of EAGLE by what they are measured to get right."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
@@ -193,7 +193,7 @@ class Tune(TuneRequest):
 
 
 @dataclass
-class Chat(ChatRequest):
+class ChatVerb(ChatRequest):
     """Type prompts and watch the drafter work: tokens coloured by origin, speed beside plain decoding."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
@@ -206,7 +206,7 @@ class Chat(ChatRequest):
 
 
 @dataclass
-class Datastore(DatastoreRequest):
+class DatastoreVerb(DatastoreRequest):
     """Build the datastore that the methods `rest` and `suffix` retrieve from."""
 
     def run(self) -> None:
@@ -248,7 +248,7 @@ class Report:
 
 
 @dataclass
-class Export(ExportRequest):
+class ExportVerb(ExportRequest):
     """Write a trained drafter as a folder that a serving engine loads."""
 
     def run(self) -> None:
@@ -315,13 +315,13 @@ VERBS: dict[str, type] = {
     "report": Report,
     "inspect": Inspect,
     "quickstart": Quickstart,
-    "datastore": Datastore,
+    "datastore": DatastoreVerb,
     "derive": Derive,
     "generate": Generate,
-    "tree": Tree,
+    "tree": TreeVerb,
     "tune": Tune,
-    "chat": Chat,
-    "export": Export,
+    "chat": ChatVerb,
+    "export": ExportVerb,
     "push": Push,
     "doctor": Doctor,
 }

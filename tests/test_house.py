@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -143,6 +144,13 @@ def test_no_small_file_has_one_reader() -> None:
         path for path in ALL if not path.stem.startswith("__") and len(path.read_text().splitlines()) < FEWEST_LINES
     ]
     assert {name_of(path) for path in small if len(readers.get(path, ())) == 1} <= WAITING
+
+
+def test_no_class_name_is_taken_twice() -> None:
+    """A name that a search finds twice is asked about at every reading."""
+    names = [node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    public = Counter(name for name in names if not name.startswith("_"))
+    assert {name for name, count in public.items() if count > 1} == set()
 
 
 def test_a_circle_is_seen() -> None:

@@ -57,7 +57,7 @@ from .boosting.shapes import kept_for_probes as kept_for_probes  # what the pre-
 from .boosting.shapes import size_of, students
 from .boosting.side_by_side import SideBySide
 from .config import ModelConfig
-from .loop.loop import Outcome, Plan, Probe
+from .loop.loop import Plan, Probe, RunOutcome
 from .loop.objective import Batch, Objective
 from .loop.setup import make_accelerator, run_loop
 from .losses.chunked import Teacher
@@ -121,7 +121,7 @@ class SsmObjective(spine.DrafterObjective):
         return teacher_of(self._target, super().prepare(batch).hidden_RSH, batch)
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
+def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> RunOutcome:
     """Boost-tune SSMs into `out/drafter`, an ensemble.
 
     Raises:
@@ -156,9 +156,9 @@ class Boosting:
         self.earlier: list[nn.Module] = []
         self.probe = None if run.make_probe is None else run.make_probe(target)
 
-    def in_turn(self, accelerator: Accelerator) -> Outcome:
+    def in_turn(self, accelerator: Accelerator) -> RunOutcome:
         """All rounds, those that are complete passed over, and the ensemble of them."""
-        outcome, steps = Outcome(0, float("nan"), None), 0
+        outcome, steps = RunOutcome(0, float("nan"), None), 0
         for number in range(1, self.boost.members + 1):
             weighted = self.left(number)
             if weighted is None:
@@ -173,7 +173,7 @@ class Boosting:
             self.publish(accelerator)
         return replace(outcome, steps=steps)
 
-    def together(self, accelerator: Accelerator) -> Outcome:
+    def together(self, accelerator: Accelerator) -> RunOutcome:
         """All SSMs in one loop, then what each of them covers."""
         _check_not_sharded(accelerator)
         plan, drafters = self.plan, self.out / "drafter"
@@ -247,7 +247,7 @@ class Boosting:
             replace_folder(own, partial(_copy, folder))
         accelerator.wait_for_everyone()
 
-    def train(self, number: int, weighted: WeightedRows, accelerator: Accelerator) -> Outcome:
+    def train(self, number: int, weighted: WeightedRows, accelerator: Accelerator) -> RunOutcome:
         """The run of one SSM, in a folder of its own."""
         own = self.out / f"ssm-{number}"
         plan = member_plan(self.plan, number)

@@ -23,7 +23,7 @@ from torch import nn
 from ..decoding.backbone.backbone import Backbone
 from ..decoding.backbone.hidden_states import LAST
 from ..drafters.layers.row_split import RowSplit
-from .loop.loop import Outcome
+from .loop.loop import RunOutcome
 from .loop.objective import Batch, Objective
 from .loop.sharding import standalone
 from .methods import METHODS
@@ -31,7 +31,7 @@ from .sections import MakeProbe, Run, Sections
 from .student.warm_start import warm_started
 from .teacher.features import OnlineFeatures
 from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
-from .teacher.output import Part, TeacherOutput, next_embeds
+from .teacher.output import OwnPositions, TeacherOutput, next_embeds
 from .teacher.tuned import run_tuned
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
         own(recipe, target)
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
+def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> RunOutcome:
     """Train by a recipe into `out`: what its method's `build` makes, or by a `run` of the method's own.
 
     A drafter goes into `out/drafter`, a target that is tuned beneath it, which alone it fits, into `out/target`. It
@@ -63,7 +63,7 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
     """
     method = METHODS[recipe.method]
     if own := method.hook("run"):
-        outcome: Outcome = own(recipe, out, resume, make_probe)
+        outcome: RunOutcome = own(recipe, out, resume, make_probe)
         return outcome
     code, given = method.code(), Run(recipe, out, resume, make_probe)
     code.check_recipe(recipe)
@@ -131,7 +131,7 @@ class DrafterObjective(Objective):
             super().split_rows(split)
             return
         self.module.split = split  # type: ignore[assignment]
-        self.features.part = Part(split, self._ahead)
+        self.features.part = OwnPositions(split, self._ahead)
 
     def export(self, folder: Path) -> None:
         """Write a drafter folder."""

@@ -28,7 +28,7 @@ from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .labels import at_labels, labelled
 from .loop.interruptions import name_the_silent
-from .loop.loop import Outcome
+from .loop.loop import RunOutcome
 from .loop.objective import Batch, Objective
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
@@ -152,7 +152,7 @@ class TargetObjective(Objective):
         """No drafter is trained here."""
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", _make_probe: MakeProbe | None = None) -> Outcome:
+def run(recipe: Sections, out: Path, resume: str = "auto", _make_probe: MakeProbe | None = None) -> RunOutcome:
     """Train a target into `out/target`. Resumes as `loop/setup.py`, `resume_from`, says; nothing is probed."""
     check_recipe(recipe)
     check_start_context(recipe.model, recipe.row_tokens)

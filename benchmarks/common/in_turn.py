@@ -19,7 +19,7 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.measure.metrics import ratio
-from draftsmith.eval.measure.rounds import Run, speed_interval
+from draftsmith.eval.measure.rounds import AllRounds, speed_interval
 
 Prompts = Sequence[list[int]]
 Make = Callable[[], Proposer]
@@ -31,10 +31,10 @@ FORMATS = {"tau": ".2f", "alpha": ".2f", "verified": ".1f", "speedup": ".2f", "d
 
 def in_turn(
     target: Backbone, makers: Mapping[str, Make], prompts: Prompts, temperature: float, max_new_tokens: int
-) -> dict[str, Run]:
+) -> dict[str, AllRounds]:
     """Every prompt by plain decoding and by each method, one prompt after another; the first one warms up."""
     drafters = {name: make() for name, make in makers.items()}
-    runs = {name: Run() for name in drafters}
+    runs = {name: AllRounds() for name in drafters}
     common: dict[str, Any] = {"warper": Warper(temperature), "eos_ids": target.eos_ids}
     for make in makers.values():
         generate(target, make(), prompts[:1], max_new_tokens=WARM_UP, **common)
@@ -46,7 +46,7 @@ def in_turn(
     return runs
 
 
-def cells(run: Run) -> dict[str, Cell]:
+def cells(run: AllRounds) -> dict[str, Cell]:
     """Acceptance, what a call verifies, the speed-up, and a draft's milliseconds and target calls."""
     sums: Sums = {
         **sums_of([[each] for each in run.counts]),
@@ -61,7 +61,7 @@ def cells(run: Run) -> dict[str, Cell]:
     }
 
 
-def draft_calls(run: Run) -> Any:
+def draft_calls(run: AllRounds) -> Any:
     """Seconds of a draft over those of a one-token call of plain decoding, which ran in turn with it."""
     base_R, tokens_R = np.array(run.baseline_seconds_G), np.array(run.baseline_tokens_G, float)
     draft_R = np.array([each.propose_seconds / max(1, each.target_calls) for each in run.generations])

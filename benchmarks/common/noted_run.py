@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from draftsmith.launch.cli import main as command
-from draftsmith.trainers.loop.loop import Loop, Rows
+from draftsmith.trainers.loop.loop import Loop, TrainingRows
 from draftsmith.trainers.loop.objective import Batch
 
 NEVER = "never"
@@ -28,7 +28,7 @@ NEVER = "never"
 class Noted:
     """Rows that write down which of them were asked for, a line each time."""
 
-    def __init__(self, rows: Rows, path: Path) -> None:
+    def __init__(self, rows: TrainingRows, path: Path) -> None:
         self._rows, self._path = rows, path
 
     def __len__(self) -> int:

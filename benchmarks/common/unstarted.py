@@ -10,16 +10,16 @@ from pathlib import Path
 
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.train import train
-from draftsmith.trainers.loop.loop import Loop, Outcome
+from draftsmith.trainers.loop.loop import Loop, RunOutcome
 
 
 def loop_of(recipe: str, parent: Path, values: dict[str, str]) -> Loop:
     """The loop that `draftsmith train` would run, made by it and kept in place of being run."""
     kept: list[Loop] = []
 
-    def keep(loop: Loop, _resume: Path | None) -> Outcome:
+    def keep(loop: Loop, _resume: Path | None) -> RunOutcome:
         kept.append(loop)
-        return Outcome(0, float("nan"), None)
+        return RunOutcome(0, float("nan"), None)
 
     folder = Path(tempfile.mkdtemp(dir=parent))
     real, Loop.run = Loop.run, keep  # type: ignore[method-assign, assignment]

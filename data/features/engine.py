@@ -92,7 +92,7 @@ class States(NamedTuple):
     """The likeliest token behind the document."""
 
 
-class Answer(NamedTuple):
+class AnswerStates(NamedTuple):
     """What a server has written behind a prompt, and the states of both."""
 
     ids: list[int]
@@ -154,7 +154,7 @@ class Engine:
         states = checked(tensors, ids, self.request.layers, self.request.hidden)
         return States(states, content.get("system_fingerprint"), own, next_token[0])
 
-    def answer(self, prompt: Sequence[int], tokens: int, *, temperature: float, seed: int) -> Answer:
+    def answer(self, prompt: Sequence[int], tokens: int, *, temperature: float, seed: int) -> AnswerStates:
         """What the target itself writes behind a prompt, at most so many tokens, and its states: one request.
 
         Raises:
@@ -173,7 +173,7 @@ class Engine:
                 "generate write the answers first"
             )
         states = checked(tensors, [*prompt, *written[:-1]], self.request.layers, self.request.hidden)
-        return Answer(written, states, content.get("system_fingerprint"))
+        return AnswerStates(written, states, content.get("system_fingerprint"))
 
     def _complete(self, ids: Sequence[int], asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The server's reply to token ids that it has read as they are, and the tensors of its file."""

@@ -68,14 +68,14 @@ class Continuations(NamedTuple):
     validation: PackedRows
 
 
-class Named(NamedTuple):
+class SettingNames(NamedTuple):
     """What the recipe calls the values that a message is about."""
 
     folder: str
     prompt: str
 
 
-_OF_BOOST = Named("boost.continuations", "boost.prompt_tokens")
+_OF_BOOST = SettingNames("boost.continuations", "boost.prompt_tokens")
 Write = Callable[[Sequence[list[int]], range], Sequence[Sequence[int]]]
 """Prompts, and the numbers of the samples that they begin, to continuations."""
 
@@ -97,7 +97,7 @@ def continuations(
     folder: Path,
     team: Team | None = None,
     *,
-    named: Named = _OF_BOOST,
+    named: SettingNames = _OF_BOOST,
     write: Write | None = None,
 ) -> Continuations:
     """The samples of `folder`, those made that are missing.

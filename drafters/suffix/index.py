@@ -67,7 +67,7 @@ class Match:
         return Match(self.place.after(token) if self.place else None, self.text, ends)
 
 
-class Source(Protocol):
+class TextSource(Protocol):
     """Somewhere to look for the end of a text."""
 
     def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:

@@ -28,7 +28,7 @@ from ...errors import RequestError
 from ..config import check_values
 from ..history import History
 from ..lookup.tries import Store, check_ids, propose_chains, propose_tries
-from .index import AnswerMemory, Match, OwnText, Source, StoredTexts
+from .index import AnswerMemory, Match, OwnText, StoredTexts, TextSource
 from .windows import longest_draft
 
 
@@ -87,7 +87,7 @@ class SuffixDecoding:
         self.branching = nodes is not None
         self.nodes = draft_length + 1 if nodes is None else nodes
         self.memory, self._device = memory, device
-        self._shared: list[Source] = [] if memory is None else [memory]
+        self._shared: list[TextSource] = [] if memory is None else [memory]
         if store is not None:
             self._shared.append(StoredTexts(store, longest=depth - 1, length=draft_length))
         self._salt = 0 if store is None else store.salt
@@ -160,7 +160,7 @@ class SuffixDecoding:
 
     def _draft(self, row: OwnText) -> Draft:
         best = NOTHING
-        sources: list[Source] = [row, *self._shared]
+        sources: list[TextSource] = [row, *self._shared]
         for source in sources:
             for size, match in source.matches(row.tokens):
                 most = min(self.nodes - 1, int(self.factor * size))

@@ -25,7 +25,7 @@ from .arms import Arm, check_answer_length
 from .environment import environment
 from .metrics import Acceptance, acceptance, degeneracy
 from .requests import Request
-from .rounds import Run, decode, speed_fields
+from .rounds import AllRounds, decode, speed_fields
 from .speed import Costs, bytes_of, experts_read, measure_costs
 from .weight_files import target_hash
 
@@ -109,7 +109,7 @@ def _row(
     target: Backbone,
     arm: Arm,
     requests: Sequence[Request],
-    run: Run,
+    run: AllRounds,
     config: EvalConfig,
     temperature: float,
     costs: Costs,
@@ -154,7 +154,7 @@ def _row(
     }
 
 
-def _step_cost(arm: Arm, run: Run, costs: Costs, steps: float) -> float:
+def _step_cost(arm: Arm, run: AllRounds, costs: Costs, steps: float) -> float:
     """Where a step is no call of one token by a causal LM, the time of proposing is shared out over the steps."""
     if arm.backbone is not None and costs.c is not None:
         return costs.c
@@ -175,7 +175,7 @@ def acceptance_fields(measured: Acceptance) -> dict[str, Any]:
     }
 
 
-def _categories(requests: Sequence[Request], run: Run, seed: int, verdict: str) -> list[dict[str, Any]]:
+def _categories(requests: Sequence[Request], run: AllRounds, seed: int, verdict: str) -> list[dict[str, Any]]:
     rows = []
     for category in sorted({each.prompt.category for each in requests}):
         mine = [count for each, count in zip(requests, run.counts, strict=True) if each.prompt.category == category]
@@ -217,7 +217,7 @@ def _or_null(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _sample(target: Backbone, requests: Sequence[Request], run: Run) -> list[dict[str, Any]]:
+def _sample(target: Backbone, requests: Sequence[Request], run: AllRounds) -> list[dict[str, Any]]:
     """The first requests' texts, token by token with their origin, for the report."""
     shown = []
     emitted = [

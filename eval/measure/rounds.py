@@ -25,7 +25,7 @@ from .timing import nothing_to_collect
 
 
 @dataclass
-class Run:
+class AllRounds:
     """All requests decoded once per arm and repeat."""
 
     counts: list[Counts] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Run:
             self.differing += sum(a != b for a, b in zip(own.tokens, base.tokens, strict=True))
             self.prefill_seconds += own.prefill_seconds
 
-    def extend(self, later: Run) -> None:
+    def extend(self, later: AllRounds) -> None:
         """Take in what other requests gave."""
         for own in fields(self):
             setattr(self, own.name, getattr(self, own.name) + getattr(later, own.name))
@@ -96,13 +96,13 @@ def decode(
     requests: Sequence[Request],
     config: EvalConfig,
     temperature: float,
-) -> list[Run]:
+) -> list[AllRounds]:
     """Decode each batch with the baseline and with every arm (at its own draft length) in turn.
 
     Acceptance comes from the first of `repeats` rounds: the later ones draw the same numbers again.
     """
     warper = Warper.of(config, temperature)
-    runs = [Run() for _ in arms]
+    runs = [AllRounds() for _ in arms]
     _warm_up(target, arms, requests, config, warper)
     with nothing_to_collect():
         _decode_in_turn(target, arms, runs, requests, config, warper)
@@ -112,7 +112,7 @@ def decode(
 def _decode_in_turn(
     target: Backbone,
     arms: Sequence[tuple[Arm, int | None]],
-    runs: Sequence[Run],
+    runs: Sequence[AllRounds],
     requests: Sequence[Request],
     config: EvalConfig,
     warper: Warper,
@@ -154,7 +154,7 @@ def _warm_up(
         generate(target, arm.at(length).drafter, ids, warper=warper, max_new_tokens=tokens)
 
 
-def speed_fields(run: Run, seed: int) -> dict[str, Any]:
+def speed_fields(run: AllRounds, seed: int) -> dict[str, Any]:
     """Speed over plain decoding under its names in `results.json`, resampled by batch."""
     own_G, base_G, tokens_G, base_tokens_G = _timed(run)
     return {
@@ -165,13 +165,13 @@ def speed_fields(run: Run, seed: int) -> dict[str, Any]:
     }
 
 
-def speed_interval(run: Run, seed: int, **how: Any) -> Interval:
+def speed_interval(run: AllRounds, seed: int, **how: Any) -> Interval:
     """Seconds per token of plain decoding over seconds per token of ours, resampled by batch; `how` as of `ratio`."""
     own_G, base_G, tokens_G, base_tokens_G = _timed(run)
     return ratio(base_G * tokens_G / base_tokens_G, own_G, seed=seed, **how)
 
 
-def _timed(run: Run) -> tuple[Floats, Floats, Floats, Floats]:
+def _timed(run: AllRounds) -> tuple[Floats, Floats, Floats, Floats]:
     """Our seconds, plain decoding's, our tokens and its, of the batches that have something to time."""
     own_G, base_G = np.array(run.seconds_G), np.array(run.baseline_seconds_G)
     tokens_G, base_tokens_G = np.array(run.tokens_G, float), np.array(run.baseline_tokens_G, float)

@@ -35,7 +35,7 @@ _PLAIN, _SKELETON, _FIRST_POINT = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Answer:
+class PricedAnswer:
     """One answer and its price."""
 
     text: str
@@ -49,7 +49,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class SkeletonAnswer(Answer):
+class SkeletonAnswer(PricedAnswer):
     """An answer by way of a skeleton, or the plain one where no skeleton came."""
 
     points: int
@@ -128,11 +128,13 @@ def answer_by_skeleton(
     )
 
 
-def answer_plainly(target: Backbone, prompt: Prompt, *, warper: Warper, max_new_tokens: int, seed: int) -> Answer:
+def answer_plainly(
+    target: Backbone, prompt: Prompt, *, warper: Warper, max_new_tokens: int, seed: int
+) -> PricedAnswer:
     """Answer the first turn of a prompt as anyone would: what the skeleton is compared with."""
     ids = render(prompt, target.tokenizer)
     rows = _decode(target, [(ids, [])], first=_PLAIN, warper=warper, max_new_tokens=max_new_tokens, seed=seed)
-    return Answer(rows.texts[0], tuple(rows.ids[0]), rows.tokens, rows.calls, rows.seconds)
+    return PricedAnswer(rows.texts[0], tuple(rows.ids[0]), rows.tokens, rows.calls, rows.seconds)
 
 
 def evaluate_skeleton(
@@ -232,7 +234,7 @@ def _decode(target: Backbone, begun: Sequence[tuple[list[int], list[int]]], *, f
     return _Rows(texts, ids, sum(map(len, done.tokens)), done.target_calls, done.prefill_seconds + done.decode_seconds)
 
 
-def _fallback(skeleton: _Rows, plain: Answer) -> SkeletonAnswer:
+def _fallback(skeleton: _Rows, plain: PricedAnswer) -> SkeletonAnswer:
     """The plain answer, at the price of both."""
     return SkeletonAnswer(
         text=plain.text,
@@ -257,7 +259,7 @@ def _ratio(top: Sequence[float], bottom: Sequence[float], seed: int) -> list[flo
     return ratio(np.array(top, float), np.array(bottom, float), seed=seed).to_list()
 
 
-def _means(answers: Sequence[Answer]) -> dict[str, Any]:
+def _means(answers: Sequence[PricedAnswer]) -> dict[str, Any]:
     """Means per answer, and how degenerate the answers are."""
     text = degeneracy([each.ids for each in answers])
     return {
@@ -271,7 +273,7 @@ def _means(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _shown(prompt: Prompt, own: SkeletonAnswer, plain: Answer) -> dict[str, Any]:
+def _shown(prompt: Prompt, own: SkeletonAnswer, plain: PricedAnswer) -> dict[str, Any]:
     """Both texts, for whoever judges their quality: nothing here does."""
     return {
         "id": prompt.id,

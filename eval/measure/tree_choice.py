@@ -32,7 +32,7 @@ from ...decoding.tree.search import Path, acceptance_of, best_budget, best_tree_
 from ...drafters.eagle.proposer import EAGLE_1_TREE, Eagle
 from ...drafters.heads.medusa import HeadsOnTree, default_paths
 from ...errors import DataError
-from .rounds import Run
+from .rounds import AllRounds
 from .speed import measure_costs
 from .timing import enough_tokens
 
@@ -104,14 +104,14 @@ def default_tree(drafter: Proposer, nodes: int) -> Sequence[Path] | None:
     return EAGLE_1_TREE if nodes == 1 + len(EAGLE_1_TREE) else None
 
 
-def measure_speed(target: Backbone, drafter: Proposer, texts: Sequence[Text]) -> Speed:
+def measure_speed(target: Backbone, drafter: Proposer, texts: Sequence[WrittenText]) -> Speed:
     """Time verify calls of growing trees, and drafting, behind texts of the usual length."""
     longest = target.context - max(_SIZES) - 1
     context = min(longest, int(np.median([len(each.prompt) for each in texts])))
     drafted = [n - 1 for n in _SIZES if n > 1]
     read = [each for text in texts for each in text.prompt]
     costs = measure_costs(target, None, drafted, context=context, text=read)
-    run, plain = Run(), Warper(0.0)
+    run, plain = AllRounds(), Warper(0.0)
     for text in texts[:2]:
         room = target.context - len(text.prompt) - drafter.draft_length
         tokens = min(enough_tokens(_DRAFTED_FOR, target.device), room)
@@ -159,7 +159,7 @@ def without_gaps(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True)
-class Text:
+class WrittenText:
     """Tokens that the target wrote behind a prompt."""
 
     prompt: list[int]
@@ -195,7 +195,9 @@ class Ranks:
 
 
 @torch.inference_mode()
-def measure_ranks(target: Backbone, drafter: TeacherForced, texts: Sequence[Text], *, depth: int, ranks: int) -> Ranks:
+def measure_ranks(
+    target: Backbone, drafter: TeacherForced, texts: Sequence[WrittenText], *, depth: int, ranks: int
+) -> Ranks:
     """Count over all positions of the answers at which a draft may begin.
 
     A draft begins behind any token of an answer, its root; depth d is the d-th token behind that.

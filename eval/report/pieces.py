@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _UNFINISHED = "\ufffd"
 
 
-class Pieces:
+class TokenTexts:
     """The text of tokens one by one; of a character in several tokens the last one shows it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -34,5 +34,5 @@ class Pieces:
 
 def pieces_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
     """The pieces of a whole answer."""
-    pieces = Pieces(tokenizer)
+    pieces = TokenTexts(tokenizer)
     return [pieces.add(token, last=at == len(tokens)) for at, token in enumerate(tokens, 1)]

@@ -22,7 +22,7 @@ from ..live import live
 from ..measure.environment import environment
 from ..measure.requests import Request
 from .answer import Answer
-from .asking import Way, ask, missing, probe, prompt_read
+from .asking import RequestStyle, ask, missing, probe, prompt_read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,10 +46,10 @@ class Judgeable:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedAnswers:
     """All answers of one server."""
 
-    way: Way
+    way: RequestStyle
     greedy: list[Judgeable]
     sampled: list[Judgeable]
     notes: list[str]
@@ -66,7 +66,7 @@ def served_answers(
     out: Path,
     *,
     vocabulary: int,
-) -> Served:
+) -> ServedAnswers:
     """Ask for `config.prompts` greedy answers, and for sampled ones until they have `config.tokens` tokens.
 
     Raises:
@@ -108,7 +108,7 @@ def served_answers(
     answered = {row["number"] for row in rows}
     lost = [number for number in _rejected(folder) if number >= collect.greedy]
     with_others = {id(collect.asked(number)) for number in answered if number >= collect.greedy}
-    return Served(
+    return ServedAnswers(
         way,
         [each for number, each in pairs if number < collect.greedy],
         sampled,
@@ -134,7 +134,7 @@ class _Collect:
             server, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, min_p=config.min_p
         )
 
-    async def run(self) -> tuple[Way, Answer]:
+    async def run(self) -> tuple[RequestStyle, Answer]:
         """The way that was found, and the answer that it was found by."""
         async with Transport(self._server) as transport:
             greedy = replace(self._server, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -163,7 +163,7 @@ class _Collect:
         at = number if number < self.greedy else number - self.greedy
         return self._requests[at % len(self._requests)]
 
-    async def _until_enough(self, transport: Transport, way: Way) -> None:
+    async def _until_enough(self, transport: Transport, way: RequestStyle) -> None:
         """Waves, all of whose answers are taken: short ones come first, and to stop by them would choose."""
         number, tokens = self.greedy, 0
         with live("asking", self._config.tokens, " tokens") as line:
@@ -178,7 +178,7 @@ class _Collect:
                 number = wave.stop
                 line.update(min(tokens, self._config.tokens) - line.n)
 
-    async def _wave(self, transport: Transport, way: Way, request: ServerRequest, numbers: range) -> None:
+    async def _wave(self, transport: Transport, way: RequestStyle, request: ServerRequest, numbers: range) -> None:
         waiting = iter([each for each in numbers if each not in self._journal])
         refused: list[str] = []
 
@@ -220,7 +220,7 @@ def _rejected(folder: Path) -> list[int]:
     return [json.loads(line)["line"] - 1 for line in lines]
 
 
-def _judgeable(row: dict[str, Any], way: Way, sent: Request, vocabulary: int) -> Judgeable | None:
+def _judgeable(row: dict[str, Any], way: RequestStyle, sent: Request, vocabulary: int) -> Judgeable | None:
     answer = Answer(**{name: value for name, value in row.items() if name != "number"})
     prompt = prompt_read(answer, way, sent.ids, vocabulary)
     # the same text as so many tokens is the same prompt; a chat goes through a template that may say other words

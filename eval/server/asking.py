@@ -28,7 +28,7 @@ _NAMES = {"return_tokens_as_token_ids": True}
 
 
 @dataclass(frozen=True)
-class Way:
+class RequestStyle:
     """How to ask. `prompts`: as token ids, or as the text or chat that the server renders itself."""
 
     prompts: Literal["ids", "text"]
@@ -62,7 +62,7 @@ class Way:
 
 
 async def ask(
-    transport: Transport, request: ServerRequest, way: Way, asked: Request, tokenizer: Any, stream: str
+    transport: Transport, request: ServerRequest, way: RequestStyle, asked: Request, tokenizer: Any, stream: str
 ) -> Answer:
     """The answer to one request; `stream` names its random numbers.
 
@@ -79,7 +79,7 @@ async def ask(
 
 async def probe(
     transport: Transport, request: ServerRequest, requests: Sequence[Request], tokenizer: Any
-) -> tuple[Way, Answer]:
+) -> tuple[RequestStyle, Answer]:
     """The best way in which the server answers, and its answer to the first prompt that can be asked so.
 
     Raises:
@@ -107,15 +107,15 @@ async def probe(
     raise last
 
 
-def _ways() -> Iterator[Way]:
+def _ways() -> Iterator[RequestStyle]:
     """From the one that shows most to the one that any server takes."""
     prompts: tuple[tuple[Literal["ids", "text"], bool], ...] = (("ids", False), ("text", False), ("text", True))
     for form, chats_alone in prompts:
         for off, ids, logprobs in product(LEVELS, (True, False), (True, False)):
-            yield Way(form, off, ids, logprobs, chats_alone)
+            yield RequestStyle(form, off, ids, logprobs, chats_alone)
 
 
-def missing(way: Way, answer: Answer) -> list[str]:
+def missing(way: RequestStyle, answer: Answer) -> list[str]:
     """What the server does not hand out, and what that costs, in sentences."""
     notes = []
     if way.prompts == "text":
@@ -137,7 +137,7 @@ def missing(way: Way, answer: Answer) -> list[str]:
     return notes
 
 
-def prompt_read(answer: Answer, way: Way, sent: Sequence[int], vocabulary: int) -> list[int] | None:
+def prompt_read(answer: Answer, way: RequestStyle, sent: Sequence[int], vocabulary: int) -> list[int] | None:
     """The prompt that the answer is to; None where nobody can know."""
     if answer.prompt is not None:
         return answer.prompt if max(answer.prompt) < vocabulary else None

@@ -23,7 +23,7 @@ from ..measure.requests import Request
 from .answers import served_answers
 from .evidence import Findings, doubt_of, evidence_of, gap_of, judge_evidence
 from .precision import Precision
-from .sampled import Sampled
+from .sampled import SampledJudgement
 
 Verdict = Literal["lossless", "NOT lossless", "undecided"]
 
@@ -39,7 +39,7 @@ class ServerAudit:
     model: str
     temperature: float
     greedy: Replay | None
-    sampled: Sampled | None
+    sampled: SampledJudgement | None
     precision: Precision
     missing: list[str]
     """What the server does not hand out, and what that costs."""
@@ -135,7 +135,7 @@ def _verdict(found: Findings, doubt: str | None) -> tuple[Verdict, str | None]:
     return "lossless", None
 
 
-def _sampled_lines(sampled: Sampled, temperature: float) -> list[str]:
+def _sampled_lines(sampled: SampledJudgement, temperature: float) -> list[str]:
     r, c, control = sampled.tested.rosenblatt, sampled.tested.scores, sampled.control
     outcome = "would fail" if control.failures else "would pass"
     return [

@@ -17,7 +17,7 @@ from ...data.generate.server_defaults import Defaults
 from ...data.generate.server_request import ServerRequest
 from ...data.generate.transport import Passing, Refused, Transport
 from ...data.prompts import Prompt
-from .counters import Counters, read_counters
+from .counters import ServerCounters, read_counters
 from .exchange import Exchange, exchange, now
 
 PER_PLACE = 4  # requests of a block for each that is under way at a time
@@ -68,7 +68,7 @@ class Half:
     """Why a request has no answer."""
     seconds: float = 0.0
     """From the first request's start to the last answer's end."""
-    counted: Counters | None = None
+    counted: ServerCounters | None = None
     """What the server counted meanwhile."""
     off: list[str] | None = None
     """Which of its own defaults the server was told to leave off; None of an earlier version's journal."""
@@ -92,11 +92,11 @@ class Half:
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """Of `to_dict`."""
         exchanges = [Exchange(**each) for each in content["exchanges"]]
-        counted = None if content["counted"] is None else Counters.from_dict(content["counted"])
+        counted = None if content["counted"] is None else ServerCounters.from_dict(content["counted"])
         return cls(**{**content, "exchanges": exchanges, "counted": counted})
 
 
-class Served:
+class AskedServer:
     """One of the two servers, ready to be asked."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Served:
         self.request, self.transport, self.defaults = request, Transport(request), Defaults(settled)
         self._prompts = prompts
 
-    async def counters(self) -> Counters | None:
+    async def counters(self) -> ServerCounters | None:
         """The server's counters now; None where it shows none, whatever the reason."""
         try:
             page = await self.transport.page(self.request.page_url("metrics"))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..measure.metrics import Counts, Floats
 from .blocks import Half
-from .counters import Counters, within
+from .counters import ServerCounters, within
 from .exchange import Exchange
 
 _OTHERS = 1.02  # tokens that a server wrote / tokens that came here, from which on others were asking too
@@ -111,7 +111,7 @@ def _ours(half: Half) -> bool:
     return counted.requests in (None, len(half.exchanges)) and (not tokens_known or counted.written == half.tokens)
 
 
-def _others(looked: Sequence[Counters], halves: Sequence[Half]) -> str | None:
+def _others(looked: Sequence[ServerCounters], halves: Sequence[Half]) -> str | None:
     """By what it shows that others asked too; None where it does not. Pieces of a stream are no tokens."""
     if all(each.counted for half in halves for each in half.exchanges):
         written, tokens = sum(each.written for each in looked), sum(half.tokens for half in halves)

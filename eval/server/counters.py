@@ -34,7 +34,7 @@ _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
 
 @dataclass(frozen=True)
-class Counters:
+class ServerCounters:
     """What a server has counted, or between two looks."""
 
     engine: Engine
@@ -49,7 +49,7 @@ class Counters:
     per_position: tuple[int, ...] = ()
     """Steps in which that position was accepted, by position."""
 
-    def since(self, earlier: Counters) -> Counters | None:
+    def since(self, earlier: ServerCounters) -> ServerCounters | None:
         """What was counted since; None where the server began anew in between."""
         pairs = [(self.written, earlier.written), (self.steps or 0, earlier.steps or 0)]
         if any(now < before for now, before in pairs):
@@ -58,7 +58,7 @@ class Counters:
         before = (*earlier.per_position, *(0,) * (len(self.per_position) - len(earlier.per_position)))
         if len(before) > len(self.per_position):
             return None
-        return Counters(
+        return ServerCounters(
             self.engine,
             self.written - earlier.written,
             _less(self.requests, earlier.requests),
@@ -73,7 +73,7 @@ class Counters:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Counters:
+    def from_dict(cls, content: Mapping[str, Any]) -> ServerCounters:
         """Of `to_dict`."""
         return cls(**{**content, "per_position": tuple(content["per_position"])})
 
@@ -94,7 +94,7 @@ class Counters:
         return _counts(self.steps, self.steps + self.accepted, tested_D, passed_D)
 
 
-def read_counters(page: str) -> Counters | None:
+def read_counters(page: str) -> ServerCounters | None:
     """The counters of a Prometheus page, summed over a server's engines; None where it is no known server's."""
     sums: Counter[str] = Counter()
     positions: Counter[int] = Counter()
@@ -110,13 +110,13 @@ def read_counters(page: str) -> Counters | None:
     per_position = tuple(positions[at] for at in range(max(positions, default=-1) + 1))
     if any(name.startswith(_VLLM) for name in sums):
         written, requests = sums[f"{_VLLM}generation_tokens"], sums[f"{_VLLM}request_success"]
-        return Counters("vLLM", written, requests, *_drafted(sums, _VLLM, per_position))
+        return ServerCounters("vLLM", written, requests, *_drafted(sums, _VLLM, per_position))
     if any(name.startswith(_SGLANG) for name in sums):
         calls = sums.get(f"{_SGLANG}spec_verify_calls")
-        return Counters("SGLang", sums[f"{_SGLANG}generation_tokens"], sums[f"{_SGLANG}num_requests"], calls)
+        return ServerCounters("SGLang", sums[f"{_SGLANG}generation_tokens"], sums[f"{_SGLANG}num_requests"], calls)
     if any(name.startswith(_LLAMA) for name in sums):
         written = sums[f"{_LLAMA}tokens_predicted"]
-        return Counters("llama.cpp", written, None, *_drafted(sums, _LLAMA, per_position))
+        return ServerCounters("llama.cpp", written, None, *_drafted(sums, _LLAMA, per_position))
     return None
 
 

@@ -27,9 +27,9 @@ from ..audit.audit import failures_of
 from ..audit.replay import Replay, replay
 from ..config import AuditConfig
 from .answer import Answer
-from .answers import Judgeable, Served
+from .answers import Judgeable, ServedAnswers
 from .precision import LIMIT, Precision, precision_of
-from .sampled import Sampled, judge_sampled
+from .sampled import SampledJudgement, judge_sampled
 from .texts import own_greedy, replay_texts
 
 _EXCHANGED = 20.0  # greedy tokens that differences of log-probabilities would change, if they were the model's
@@ -53,7 +53,7 @@ class Findings:
     """What came out."""
 
     greedy: Replay | None
-    sampled: Sampled | None
+    sampled: SampledJudgement | None
     precision: Precision
     failures: list[str]
     certain: bool
@@ -63,7 +63,7 @@ class Findings:
     """Whether its log-probabilities are of another model than its greedy tokens are."""
 
 
-def evidence_of(target: Backbone, served: Served, config: AuditConfig) -> Evidence:
+def evidence_of(target: Backbone, served: ServedAnswers, config: AuditConfig) -> Evidence:
     """The answers with their ends, those left out of which not all is known."""
     notes, gaps = [], []
     told = [each for each in (*served.greedy, *served.sampled) if each.answer.tokens]
@@ -160,7 +160,9 @@ def _contradicts(precision: Precision, greedy: Replay | None) -> bool:
     return exchanged > _EXCHANGED and greedy.near_ties < exchanged / 4
 
 
-def doubt_of(target: Backbone, served: Served, evidence: Evidence, found: Findings, config: AuditConfig) -> str | None:
+def doubt_of(
+    target: Backbone, served: ServedAnswers, evidence: Evidence, found: Findings, config: AuditConfig
+) -> str | None:
     """What else than a wrong server explains all that failed; None where nothing does."""
     if (sentence := left_on(served.way.off)) is not None:
         return f"tests fail, and {sentence}"

@@ -90,7 +90,7 @@ async def exchange(
         body = request.sampling(stream, off) | asked | {"stream": True, "stream_options": {"include_usage": True}}
 
         async def once() -> Exchange:
-            pieces = Pieces(clock)
+            pieces = StreamedPieces(clock)
             async with transport.stream(endpoint, body) as response:
                 await pieces.read(response)
             return pieces.exchange(number)
@@ -114,7 +114,7 @@ def question(prompt: Prompt, template_values: Mapping[str, object] | None = None
     return "chat/completions", {"messages": prompt.before(0), **tools, **told}
 
 
-class Pieces:
+class StreamedPieces:
     """The pieces of one answer as they come."""
 
     def __init__(self, clock: Clock) -> None:

@@ -21,7 +21,7 @@ from ...errors import EnvironmentFailure
 from ..config import EvalConfig
 from ..live import live
 from ..measure.environment import environment
-from .blocks import Half, Load, Numbered, Served
+from .blocks import AskedServer, Half, Load, Numbered
 
 FEWEST = 6
 """Blocks of a load: a bootstrap of fewer is too narrow."""
@@ -30,7 +30,7 @@ _TOLD_OFF = ("told_off", "baseline_told_off")  # in the journal's manifest, of e
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """One block: which requests, how they come, and at which temperature."""
 
     at: int
@@ -44,12 +44,14 @@ class Plan:
 class Block:
     """A block that is done at the server, and at the one without speculation where there is one."""
 
-    plan: Plan
+    plan: BlockPlan
     own: Half
     baseline: Half | None
 
 
-def plan(prompts: int, loads: Sequence[Load], temperatures: Sequence[float], *, requests: int | None) -> list[Plan]:
+def plan(
+    prompts: int, loads: Sequence[Load], temperatures: Sequence[float], *, requests: int | None
+) -> list[BlockPlan]:
     """The blocks of a measurement, the prompts again and again until there are enough requests.
 
     Args:
@@ -64,12 +66,16 @@ def plan(prompts: int, loads: Sequence[Load], temperatures: Sequence[float], *, 
             count = max(FEWEST, -(-(requests or prompts) // size))
             for at in range(count):
                 some = [Numbered(n, n % prompts) for n in range(at * size, (at + 1) * size)]
-                plans.append(Plan(at, load, temperature, tuple(some)))
+                plans.append(BlockPlan(at, load, temperature, tuple(some)))
     return plans
 
 
 def measure_blocks(
-    prompts: Sequence[Prompt], plans: Sequence[Plan], servers: Sequence[ServerRequest], config: EvalConfig, out: Path
+    prompts: Sequence[Prompt],
+    plans: Sequence[BlockPlan],
+    servers: Sequence[ServerRequest],
+    config: EvalConfig,
+    out: Path,
 ) -> list[Block]:
     """All blocks, those of an earlier start included.
 
@@ -101,13 +107,14 @@ def measure_blocks(
 
 async def _measure(
     prompts: Sequence[Prompt],
-    plans: Sequence[Plan],
+    plans: Sequence[BlockPlan],
     servers: Sequence[ServerRequest],
     config: EvalConfig,
     journal: Journal,
 ) -> None:
     served = [
-        Served(each, prompts, partial(_settle, journal, name)) for name, each in zip(_TOLD_OFF, servers, strict=False)
+        AskedServer(each, prompts, partial(_settle, journal, name))
+        for name, each in zip(_TOLD_OFF, servers, strict=False)
     ]
     warm: tuple[Load, float] | None = None
     with live("measuring", len(plans), " blocks") as line:
@@ -131,13 +138,13 @@ def _settle(journal: Journal, name: str, off: tuple[str, ...]) -> None:
     journal.settle(name, list(off), "servers that let the same be switched off")
 
 
-async def _warm_up(served: Sequence[Served], each: Plan, config: EvalConfig) -> None:
+async def _warm_up(served: Sequence[AskedServer], each: BlockPlan, config: EvalConfig) -> None:
     """Some of the block's requests, whose answers and times count nowhere."""
     some = replace(each, requests=each.requests[: each.load.warm_up])
     await _halves(served, some, config, first=0)
 
 
-async def _halves(served: Sequence[Served], each: Plan, config: EvalConfig, *, first: int) -> list[Half]:
+async def _halves(served: Sequence[AskedServer], each: BlockPlan, config: EvalConfig, *, first: int) -> list[Half]:
     """The block at every server, one after the other, beginning with `first`; in the order of the servers."""
     done: dict[int, Half] = {}
     for turn in range(len(served)):
@@ -160,10 +167,10 @@ def _entry(number: int, halves: Sequence[Half]) -> dict[str, Any]:
     return {"row": number, "shape": "block", "answer": [each.to_dict() for each in halves], **sums, **zeros}
 
 
-def _block(plan: Plan, halves: Sequence[dict[str, Any]]) -> Block:
+def _block(plan: BlockPlan, halves: Sequence[dict[str, Any]]) -> Block:
     own, *others = [Half.from_dict(each) for each in halves]
     return Block(plan, own, others[0] if others else None)
 
 
-def _named(each: Plan) -> str:
+def _named(each: BlockPlan) -> str:
     return f"{each.load.label}, T = {each.temperature:g}, {len(each.requests)} from {each.requests[0].number}"

@@ -21,7 +21,7 @@ from ..config import EvalConfig
 from ..measure.arms import NOT_AUDITED
 from ..measure.evaluate import acceptance_fields
 from ..measure.metrics import Acceptance, Counts, Floats, Interval, acceptance, degeneracy, ratio
-from ..measure.rounds import Run, speed_interval
+from ..measure.rounds import AllRounds, speed_interval
 from .blocks import Half, Load
 from .counted import Counted, count_of
 from .measure import Block
@@ -124,7 +124,7 @@ def _categories(
 
 def _speedup(blocks: Sequence[Block], seed: int) -> list[float | None]:
     """Seconds that a user waits per token without speculation over those with it, resampled by block."""
-    run = Run()
+    run = AllRounds()
     for each in blocks:
         if each.baseline is not None:
             run.seconds_G.append(each.own.waited)

@@ -49,7 +49,7 @@ class Tested:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledJudgement:
     """What came out at T > 0."""
 
     tested: Tested
@@ -68,7 +68,7 @@ class Sampled:
 @torch.inference_mode()
 def judge_sampled(
     target: Backbone, answers: Sequence[Judgeable], warper: Warper, *, sigma: float, largest: float, seed: int
-) -> Sampled:
+) -> SampledJudgement:
     """Test the sampled answers of a server.
 
     Args:
@@ -89,7 +89,7 @@ def judge_sampled(
         control.add(each._replace(emitted_M=drawn_M), number)
     nats, expected = (float(np.mean(np.concatenate(each))) for each in (noted.nats, noted.expected))
     repeated = copies([(tuple(p), tuple(w)) for p, w in zip(prompts, written, strict=True)], noted.log_p)
-    return Sampled(own.test(), control.test(), noted.outside, noted.first_outside, nats, expected, repeated)
+    return SampledJudgement(own.test(), control.test(), noted.outside, noted.first_outside, nats, expected, repeated)
 
 
 def copies(answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], log_p: Mapping[int, float]) -> int:

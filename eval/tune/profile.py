@@ -44,9 +44,9 @@ from ..config import EvalConfig
 from ..measure.arms import Arm, check_longest
 from ..measure.metrics import Counts
 from ..measure.requests import Request
-from ..measure.rounds import Run, decode
+from ..measure.rounds import AllRounds, decode
 from ..measure.speed import Costs, measure_costs
-from .settings import Contender, Prediction, Setting
+from .settings import Contender, DraftSetting, Prediction
 
 _VERIFIED = (1, 2, 3, 4, 5, 7, 9, 12, 16, 20, 24, 32, 61)  # drafted nodes of the calls that are timed
 
@@ -67,7 +67,7 @@ class Measured:
     """Of the steps that count, the share in which depth d was accepted."""
 
     @staticmethod
-    def of(size: int, run: Run) -> Measured:
+    def of(size: int, run: AllRounds) -> Measured:
         """What a run has measured."""
         calls, steps = run.target_calls, sum(each.steps for each in run.counts)
         if not steps:
@@ -119,7 +119,7 @@ def predict(bench: Bench, contender: Contender) -> list[Prediction]:
     own = []
     if contender.own:
         (measured,) = _decoded(bench, contender, [{}], [1])
-        own = [_prediction(Setting(contender, {}), measured, bench.costs)]
+        own = [_prediction(DraftSetting(contender, {}), measured, bench.costs)]
     return own + [
         each for grid in contender.grids_at(bench.temperature) for each in _predicted(bench, contender, grid)
     ]
@@ -130,7 +130,9 @@ def _predicted(bench: Bench, contender: Contender, grid: Grid) -> list[Predictio
     values = [grid.values(size) for size in sizes]
     points = _decoded(bench, contender, values, sizes)
     made = {size: between(points, size, grid.chain, bench.costs) for size in grid.sizes}
-    predicted = [_prediction(Setting(contender, grid.values(size)), each, bench.costs) for size, each in made.items()]
+    predicted = [
+        _prediction(DraftSetting(contender, grid.values(size)), each, bench.costs) for size, each in made.items()
+    ]
     if bench.temperature > 0 and grid.drawn:
         predicted += _heated(bench, contender, grid, made)
     return predicted
@@ -147,7 +149,7 @@ def _heated(bench: Bench, contender: Contender, grid: Grid, made: Mapping[int, M
         factors = heat.up_to(size) if heat else ()
         if heat and factors:
             values = {**grid.values(size), FACTORS: json.dumps(factors)}
-            predicted.append(_prediction(Setting(contender, values), heated(each, heat), bench.costs))
+            predicted.append(_prediction(DraftSetting(contender, values), heated(each, heat), bench.costs))
     return predicted
 
 
@@ -219,7 +221,7 @@ def _verify_seconds(nodes: float, costs: Costs) -> float:
     return costs.target_call_seconds * costs.verify(nodes)
 
 
-def _prediction(setting: Setting, measured: Measured, costs: Costs) -> Prediction:
+def _prediction(setting: DraftSetting, measured: Measured, costs: Costs) -> Prediction:
     call = costs.target_call_seconds
     rest = measured.step_seconds / call - costs.verify(measured.nodes)
     speedup = measured.tokens_per_step * measured.token_seconds / measured.step_seconds

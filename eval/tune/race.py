@@ -18,7 +18,7 @@ from ..config import EvalConfig
 from ..measure.arms import Arm
 from ..measure.metrics import Interval, acceptance
 from ..measure.requests import Request
-from ..measure.rounds import Run, decode, speed_interval
+from ..measure.rounds import AllRounds, decode, speed_interval
 from .settings import Prediction
 
 FEWEST = 6
@@ -63,7 +63,7 @@ def race(
         requests: other ones than the predictions were made from, or the best is praised by chance.
     """
     running = {
-        at: (Arm(each.setting.label, each.setting.contender.load(each.setting.values)), Run())
+        at: (Arm(each.setting.label, each.setting.contender.load(each.setting.values)), AllRounds())
         for at, each in enumerate(predictions)
     }
     looks = looks_at(-(-len(requests) // config.batch))
@@ -107,7 +107,7 @@ def looks_at(batches: int) -> list[int]:
     return [*looks, batches]
 
 
-def _raced(prediction: Prediction, run: Run, config: EvalConfig, level: float) -> Raced:
+def _raced(prediction: Prediction, run: AllRounds, config: EvalConfig, level: float) -> Raced:
     tau = acceptance(run.counts, seed=config.seed).tau
     speedup = speed_interval(run, config.seed, level=level, resamples=_RESAMPLES)
     return Raced(prediction, speedup, tau, len(run.counts))

@@ -47,7 +47,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Setting:
+class DraftSetting:
     """A method under some recipe values."""
 
     contender: Contender
@@ -74,7 +74,7 @@ class Prediction:
             proposing to take as long as now: below 1 where it pays already; None where it never would.
     """
 
-    setting: Setting
+    setting: DraftSetting
     tau: float
     nodes: float
     proposing: float

@@ -30,7 +30,7 @@ from ..measure.requests import Request
 from ..measure.timing import enough_tokens
 from ..report.plots import LOGARITHMIC
 from .race import Raced
-from .settings import Contender, Prediction, Setting, phrases
+from .settings import Contender, DraftSetting, Prediction, phrases
 
 _BATCHES = (1, 2, 4, 8)
 _CONTEXTS = (32, 128, 512)
@@ -183,7 +183,7 @@ AT_LEAST = 1.1
 class BreakEven:
     """The setting of a method that pays at the lowest cost of a target call, and that cost."""
 
-    setting: Setting
+    setting: DraftSetting
     factor: float | None
     """How many times as long as here a call would take, drafting as long as here; None: at no length."""
     call_seconds: float

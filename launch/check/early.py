@@ -28,7 +28,7 @@ _OF_TRAINING = ("method", "features", "machine", "model", "objective", "optimize
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedFolders:
     """What a command names, nothing of it loaded."""
 
     methods: list[str]
@@ -48,7 +48,7 @@ class Named:
 
 def named(
     pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = False, beside: Sequence[str] = ()
-) -> Named:
+) -> NamedFolders:
     """The target and drafter of a run folder, or those that --target and --drafter name.
 
     Args:
@@ -74,7 +74,7 @@ def named(
     recipe, folder, target = named_target(pair, [*kept.values.items(), *overrides], given)
     if drafter is None and set(names) & set(need_draft()):
         raise RequestError(f"--method {method} needs a drafter: name its folder by --drafter, or a run")
-    return Named(names, recipe, target, drafter, folder, kept)
+    return NamedFolders(names, recipe, target, drafter, folder, kept)
 
 
 def _check_settled(overrides: Sequence[tuple[str, str]]) -> None:
@@ -165,7 +165,7 @@ def check_least(request: object, **least: float) -> None:
             raise RequestError(f"--temperature is {value}; expected 0, or at least {LEAST_TEMPERATURE:g}")
 
 
-def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> Named | None:
+def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> NamedFolders | None:
     """What is audited; None with --survey, which takes no pair.
 
     Raises:
@@ -225,7 +225,7 @@ def check_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> No
         writable_folder(request.out.parent)
 
 
-def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> list[Named]:
+def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> list[NamedFolders]:
     """The pairs that are tuned, the first one with every method, the others with their drafter alone.
 
     Raises:
@@ -284,13 +284,13 @@ def _check_not_chosen(overrides: Sequence[tuple[str, str]]) -> None:
             raise RequestError(f"--{name} says nothing here; say --{flag}")
 
 
-def _target_of(pair: Named) -> tuple[str, str | None, str]:
+def _target_of(pair: NamedFolders) -> tuple[str, str | None, str]:
     """What is loaded: a folder by its whole path, revision and precision."""
     path, config = Path(pair.target), pair.recipe.target
     return str(path.resolve()) if path.is_dir() else pair.target, config.revision, config.dtype
 
 
-def check_chat(request: ChatRequest, overrides: Sequence[tuple[str, str]]) -> Named:
+def check_chat(request: ChatRequest, overrides: Sequence[tuple[str, str]]) -> NamedFolders:
     """The pair that answers.
 
     Raises:

@@ -22,12 +22,12 @@ from ...drafters.tuned_file import DRAFT_LENGTH
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import check_longest
 from ...eval.tune.settings import Contender
-from ..check.early import Named
+from ..check.early import NamedFolders
 from ..methods import TRAINED, make_method, need_draft
 from ..recipe.model import Recipe
 
 
-def contenders_of(pairs: Sequence[Named], target: Backbone, *, chains: bool = False) -> list[Contender]:
+def contenders_of(pairs: Sequence[NamedFolders], target: Backbone, *, chains: bool = False) -> list[Contender]:
     """A contender per method of each pair; each is loaded once, so that what cannot be loaded is said at once.
 
     Args:
@@ -41,7 +41,7 @@ def contenders_of(pairs: Sequence[Named], target: Backbone, *, chains: bool = Fa
     return [each.of_chains() for each in found] if chains else found
 
 
-def _contender(name: str, pair: Named, target: Backbone, *, several: bool) -> Contender:
+def _contender(name: str, pair: NamedFolders, target: Backbone, *, several: bool) -> Contender:
     folder = pair.drafter if name in need_draft() else None
 
     def load(values: Mapping[str, str]) -> Proposer:

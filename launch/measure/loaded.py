@@ -35,7 +35,7 @@ from ...eval.config import EvalConfig
 from ...eval.measure.arms import Arm
 from ...storage import is_first
 from ..check.devices import processes
-from ..check.early import Named, tuned_target
+from ..check.early import NamedFolders, tuned_target
 from ..methods import SKELETON, TRAINED, make_method, need_draft
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
@@ -69,7 +69,7 @@ class Loaded:
         return next(iter(self.drafters.values()))
 
 
-def load_named_target(pair: Named) -> Backbone:
+def load_named_target(pair: NamedFolders) -> Backbone:
     """The target that a command names; in a launch of several processes they hold it together."""
     config = pair.recipe.target
     cut, device = joined(pair.recipe)
@@ -84,7 +84,7 @@ def load_named_target(pair: Named) -> Backbone:
     )
 
 
-def load_pair(pair: Named) -> Loaded:
+def load_pair(pair: NamedFolders) -> Loaded:
     """The target and the drafters that a command names."""
     recipe, drafter_path = pair.recipe, pair.drafter
     target = load_named_target(pair)
@@ -118,7 +118,7 @@ def say_changed_target(pair: Loaded, console: Console) -> Recipe | None:
     return recipe
 
 
-def say_tuned(pair: Named, console: Console, *, none_pays: str = MEASURED_ANYWAY) -> None:
+def say_tuned(pair: NamedFolders, console: Console, *, none_pays: str = MEASURED_ANYWAY) -> None:
     """The values that come from the drafter's `tuned.json`, if any do, or that none pays.
 
     Args:
@@ -138,7 +138,7 @@ def say_ends(target: Backbone, console: Console) -> None:
         console.print(f"note: {warning}", markup=False, soft_wrap=True)
 
 
-def say_length(named: Named, pair: Loaded, overrides: Sequence[tuple[str, str]], console: Console) -> None:
+def say_length(named: NamedFolders, pair: Loaded, overrides: Sequence[tuple[str, str]], console: Console) -> None:
     """That the run's drafter drafts more or fewer tokens than were asked for, by flag or recipe, if it does."""
     asked, drafter = pair.recipe.eval.draft_length, pair.drafters.get(TRAINED)
     typed = any(name == DRAFT_LENGTH for name, _ in overrides)

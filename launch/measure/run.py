@@ -27,7 +27,7 @@ from ...eval.measure.second import second_rows
 from ...eval.measure.weight_files import drafter_hash
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
-from ..check.early import Named
+from ..check.early import NamedFolders
 from ..methods import SKELETON
 from ..recipe.load import load_recipe
 from .loaded import (
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from ..requests import AuditRequest, EvalRequest
 
 
-def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console: Console, named: Named) -> None:
+def run_eval(
+    request: EvalRequest, overrides: Sequence[tuple[str, str]], console: Console, named: NamedFolders
+) -> None:
     """Audit, measure, print, and write `results.json` and `audit.json`."""
     out, console = results_folder(request), of_first(console)
     say_tuned(named, console)
@@ -218,7 +220,7 @@ def _agreement(pair: Loaded, prompts: Sequence[Sequence[int]], samples: int, out
 
 
 def run_audit(
-    request: AuditRequest, overrides: Sequence[tuple[str, str]], console: Console, named: Named | None
+    request: AuditRequest, overrides: Sequence[tuple[str, str]], console: Console, named: NamedFolders | None
 ) -> bool:
     """Run the audit alone, or one of the probes in its place; whether it passed.
 

@@ -23,9 +23,18 @@ from ...drafters.tree_file import NAME, write_tree
 from ...errors import RequestError
 from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import processor
-from ...eval.measure.tree_choice import Chosen, Ranks, Speed, Text, best_of_size, fastest, measure_ranks, measure_speed
+from ...eval.measure.tree_choice import (
+    Chosen,
+    Ranks,
+    Speed,
+    WrittenText,
+    best_of_size,
+    fastest,
+    measure_ranks,
+    measure_speed,
+)
 from ...eval.report.tables import number, plain_table
-from ..check.early import Named, named
+from ..check.early import NamedFolders, named
 from .held_out import held_out_prompts, where
 from .loaded import Loaded, load_pair
 
@@ -65,7 +74,7 @@ def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console
     return out
 
 
-def _on_its_default_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> Named:
+def _on_its_default_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> NamedFolders:
     """The pair, drafting so whatever the recipe says.
 
     Raises:
@@ -102,14 +111,16 @@ def _folder(pair: RunPair) -> Path:
     return Path(pair.drafter) if pair.drafter is not None else Path(pair.run_folder or "", "drafter")
 
 
-def held_out_texts(loaded: Loaded, count: int, temperature: float) -> list[Text]:
+def held_out_texts(loaded: Loaded, count: int, temperature: float) -> list[WrittenText]:
     """Beginnings of held-out rows, gone on with by the target; errors as for `held_out_prompts`."""
     return list(
         _answered(loaded.target, held_out_prompts(loaded.recipe, loaded.target.tokenizer, count), loaded, temperature)
     )
 
 
-def _answered(target: Backbone, prompts: Sequence[list[int]], loaded: Loaded, temperature: float) -> Iterator[Text]:
+def _answered(
+    target: Backbone, prompts: Sequence[list[int]], loaded: Loaded, temperature: float
+) -> Iterator[WrittenText]:
     config = loaded.recipe.eval
     warper = Warper.of(config, temperature)
     for at in range(0, len(prompts), _BATCH):
@@ -123,11 +134,16 @@ def _answered(target: Backbone, prompts: Sequence[list[int]], loaded: Loaded, te
             seed=config.seed,
             requests=range(at, at + len(part)),
         )
-        yield from (Text(*pair) for pair in zip(part, done.tokens, strict=True))
+        yield from (WrittenText(*pair) for pair in zip(part, done.tokens, strict=True))
 
 
 def _facts(
-    request: TreeRequest, loaded: Loaded, texts: Sequence[Text], measured: Ranks, chosen: Chosen, speed: Speed | None
+    request: TreeRequest,
+    loaded: Loaded,
+    texts: Sequence[WrittenText],
+    measured: Ranks,
+    chosen: Chosen,
+    speed: Speed | None,
 ) -> dict[str, Any]:
     """What `tree.json` says of where its tree comes from."""
     return {

@@ -26,7 +26,7 @@ from ...eval.tune.race import FEWEST, Raced, race
 from ...eval.tune.settings import Prediction
 from ...eval.tune.surfaces import Surface, break_evens, by_size, measured_surfaces
 from ...storage import writable_folder
-from ..check.early import Named
+from ..check.early import NamedFolders
 from ..methods import TRAINED
 from ..recipe.model import Recipe
 from .contenders import check_chains, contenders_of, name_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _PROFILED = 4  # a prompt of so many is for the predictions
 
 
-def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> list[Raced]:
+def run_tune(request: TuneRequest, pairs: Sequence[NamedFolders], console: Console) -> list[Raced]:
     """Predict, measure, print, write `tuned.json` beside each drafter; what was measured, the best first."""
     first = pairs[0]
     out = writable_folder(request.out or (request.runs[0] / "eval" if request.runs else Path()))
@@ -138,7 +138,7 @@ def best_of(predictions: Sequence[Prediction], count: int) -> list[Prediction]:
     return sorted(chosen, key=lambda each: -each.speedup)
 
 
-def _keep(pairs: Sequence[Named], content: Mapping[str, Any], done: Sequence[Raced]) -> list[Path]:
+def _keep(pairs: Sequence[NamedFolders], content: Mapping[str, Any], done: Sequence[Raced]) -> list[Path]:
     """Write the best setting beside each drafter that was measured; plain decoding where that is faster."""
     kept: list[Path] = []
     of_target = ("target", "target_sha256", "target_call_seconds")
@@ -164,12 +164,12 @@ def _keep(pairs: Sequence[Named], content: Mapping[str, Any], done: Sequence[Rac
     return kept
 
 
-def _of(pair: Named, done: Sequence[Raced]) -> list[Raced]:
+def _of(pair: NamedFolders, done: Sequence[Raced]) -> list[Raced]:
     """What was measured of a pair's drafter by itself, the best first."""
     return [each for each in done if each.prediction.setting.contender.name == name_of(TRAINED, pair.drafter)]
 
 
-def _not_kept(pairs: Sequence[Named], done: Sequence[Raced]) -> Iterator[str]:
+def _not_kept(pairs: Sequence[NamedFolders], done: Sequence[Raced]) -> Iterator[str]:
     """The best setting of each drafter of the hub, whose folder is the hub's, as flags; or that none pays."""
     for pair in pairs:
         if pair.drafter is None or not is_fetched(pair.drafter) or not (mine := _of(pair, done)):

@@ -21,7 +21,7 @@ from ...eval.report.tables import accuracy, interval, number, off, plain_table
 from ...eval.tune.race import Raced
 from ...eval.tune.settings import Prediction
 from ...eval.tune.surfaces import AT_LEAST, BreakEven, Surface
-from ..check.early import Named
+from ..check.early import NamedFolders
 from .held_out import where
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def accuracy_lines(done: Sequence[Raced]) -> list[str]:
 
 def content_of(
     request: TuneRequest,
-    first: Named,
+    first: NamedFolders,
     target: Backbone,
     config: EvalConfig,
     predictions: Sequence[Prediction],

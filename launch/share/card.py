@@ -35,7 +35,7 @@ _LICENSE = re.compile("[a-z0-9][a-z0-9.-]{0,60}")
 
 
 @dataclass(frozen=True)
-class Subject:
+class CardSubject:
     """What the card is of."""
 
     name: str
@@ -56,7 +56,7 @@ class Subject:
         return self.run / "drafter"
 
 
-def card_of(subject: Subject) -> str:
+def card_of(subject: CardSubject) -> str:
     """The text of `README.md`.
 
     Raises:
@@ -78,7 +78,7 @@ def card_of(subject: Subject) -> str:
     return environment.get_template("card.md.j2").render(_content(subject)) + "\n"
 
 
-def _content(subject: Subject) -> dict[str, Any]:
+def _content(subject: CardSubject) -> dict[str, Any]:
     entry = read_entry(subject.folder)
     family, identity = entry["family"], entry["identity"]
     results = results_of(subject.run)
@@ -104,7 +104,7 @@ def _content(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _head(subject: Subject, family: str) -> str:
+def _head(subject: CardSubject, family: str) -> str:
     """What the hub reads: the YAML in front of the card."""
     from huggingface_hub import ModelCardData
 
@@ -168,7 +168,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return f"{devices}, torch {environment['versions'].get('torch')}"
 
 
-def _commands(subject: Subject, family: str, settings: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+def _commands(subject: CardSubject, family: str, settings: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
     """What `draftsmith export` prints for each engine that takes its models from the hub; refused formats, and why."""
     commands: list[str] = []
     refused: dict[str, str] = {}
@@ -192,7 +192,7 @@ def _commands(subject: Subject, family: str, settings: dict[str, Any]) -> tuple[
     return commands, refused
 
 
-def subject_of(run: Path, name: str, recipe: Recipe, base_model: str | None, license_: str | None) -> Subject:
+def subject_of(run: Path, name: str, recipe: Recipe, base_model: str | None, license_: str | None) -> CardSubject:
     """What is pushed, with the target's name on the hub and the licence, as far as they are known.
 
     Raises:
@@ -211,7 +211,7 @@ def subject_of(run: Path, name: str, recipe: Recipe, base_model: str | None, lic
     if not _LICENSE.fullmatch(license_):
         raise RequestError(f"--license is {license_!r:.80}; expected an id of the hub, such as apache-2.0 or other")
     target = _target_of(path, recipe.target.revision, base_model or TARGET)
-    return Subject(name, run, recipe, base_model, license_, own is not None, target)
+    return CardSubject(name, run, recipe, base_model, license_, own is not None, target)
 
 
 def _target_of(path: str, revision: str | None, name: str) -> ServedTarget | None:

@@ -15,7 +15,7 @@ from ...drafters.folder import ENTRY, read_entry
 from ...drafters.hub import FILES, PREFIX, TOKEN, endpoint, hub_errors, parsed, token
 from ...errors import RequestError
 from ..export import run_recipe
-from .card import UNKNOWN, Subject, card_of, subject_of
+from .card import UNKNOWN, CardSubject, card_of, subject_of
 from .folder import CARD, Upload, check_says_nothing, private_words, upload_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _listed(upload: Upload) -> Iterator[str]:
         yield f"  {name} ({upload.size(name):,} bytes)"
 
 
-def _notes(subject: Subject, upload: Upload) -> Iterator[str]:
+def _notes(subject: CardSubject, upload: Upload) -> Iterator[str]:
     """What its owner should know before others read it."""
     for name in upload.cleaned:
         yield f"note: {name} named paths of this machine; their last parts go up"

@@ -31,7 +31,7 @@ from ..recipe.values import value_path
 
 if TYPE_CHECKING:
     from ...decoding.backbone.backbone import Backbone
-    from ...trainers.loop.loop import Outcome, Probe
+    from ...trainers.loop.loop import Probe, RunOutcome
 
 
 def train(
@@ -40,7 +40,7 @@ def train(
     out: str | Path | None = None,
     resume: str = "auto",
     **overrides: Any,
-) -> Outcome:
+) -> RunOutcome:
     """Run a recipe: a shipped one by name, a file, or a dict of its sections.
 
     Args:
@@ -72,7 +72,7 @@ def train(
         return _dispatch(resolved.recipe, folder, resume)
 
 
-def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
+def _dispatch(recipe: Recipe, out: Path, resume: str) -> RunOutcome:
     status = Status(out)
     with interrupt_on_signal():
         try:
@@ -86,7 +86,7 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
     return outcome
 
 
-def _train_method(recipe: Recipe, out: Path, resume: str) -> Outcome:
+def _train_method(recipe: Recipe, out: Path, resume: str) -> RunOutcome:
     from ...trainers.loop.setup import own_kernels
     from ...trainers.spine import run
 

@@ -216,13 +216,13 @@ def test_a_look_up_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert isinstance(array, np.memmap)
         assert not array.flags.writeable
     read = []
-    window = datastore.Shard.window
+    window = datastore.DatastoreShard.window
 
     def counted(self, at: int, size: int) -> list[int]:
         read.append(size)
         return window(self, at, size)
 
-    monkeypatch.setattr(datastore.Shard, "window", counted)
+    monkeypatch.setattr(datastore.DatastoreShard, "window", counted)
     rows = store.continuations(corpus[500, 100:200])
     assert rows.tolist() == [corpus[500, 200:210].tolist()]
     searches = 2 * 5  # lower and upper end, for 4 lengths of 15 and once more for the one found

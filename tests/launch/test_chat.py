@@ -12,7 +12,7 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.model.draft_model import DraftModel
-from draftsmith.eval.report.pieces import Pieces, pieces_of
+from draftsmith.eval.report.pieces import TokenTexts, pieces_of
 from draftsmith.launch.cli import main
 
 PROMPT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):\n"
@@ -69,7 +69,7 @@ def test_pieces_add_up_and_never_show_half_a_character() -> None:
     pieces = pieces_of(tokenizer, ids)
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
-    cut = Pieces(tokenizer)
+    cut = TokenTexts(tokenizer)
     assert "\ufffd" not in "".join(cut.add(token) for token in ids[:-3])
 
 

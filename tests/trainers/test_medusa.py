@@ -18,7 +18,7 @@ from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.loop import setup, state
-from draftsmith.trainers.loop.loop import Outcome
+from draftsmith.trainers.loop.loop import RunOutcome
 from draftsmith.trainers.loop.sums import COUNT
 from draftsmith.trainers.medusa import MedusaObjective
 from draftsmith.trainers.method_config import MedusaConfig
@@ -231,7 +231,7 @@ STEPS = 8
 
 def train(
     out: Path, small: Backbone, *, stop_at: int | None = None, micro: int = 4, shared: bool = False, rows=Chains
-) -> tuple[MedusaObjective, Outcome]:
+) -> tuple[MedusaObjective, RunOutcome]:
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
 
     def make() -> MedusaObjective:

@@ -24,7 +24,7 @@ from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers.config import ObjectiveConfig, OptimizerConfig, TargetConfig
 from draftsmith.trainers.loop import optimizer, setup, state
-from draftsmith.trainers.loop.loop import Outcome
+from draftsmith.trainers.loop.loop import RunOutcome
 from draftsmith.trainers.medusa2 import Medusa2Objective, sine
 from draftsmith.trainers.method_config import Medusa2Config, MedusaConfig, TuneConfig
 from draftsmith.trainers.teacher.tuned import TunedTarget, check_precision, tuned_saver
@@ -271,7 +271,7 @@ def train(
     micro: int = 4,
     medusa2: Medusa2Config | None = None,
     uneven: bool = False,
-) -> tuple[Medusa2Objective, TunedTarget, Outcome]:
+) -> tuple[Medusa2Objective, TunedTarget, RunOutcome]:
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
     config = medusa2 or Medusa2Config()
 

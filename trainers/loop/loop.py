@@ -43,7 +43,7 @@ Probe = Callable[[nn.Module], dict[str, float]]
 _log = logging.getLogger(__name__)
 
 
-class Rows(Protocol):
+class TrainingRows(Protocol):
     """A data set for the loop."""
 
     def __len__(self) -> int: ...
@@ -63,7 +63,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a finished run ended."""
 
     steps: int
@@ -78,8 +78,8 @@ class Loop:
     def __init__(
         self,
         objective: Objective,
-        train: Rows,
-        validation: Rows,
+        train: TrainingRows,
+        validation: TrainingRows,
         plan: Plan,
         accelerator: Accelerator,
         *,
@@ -145,7 +145,7 @@ class Loop:
         )
         objective.set_steps(plan.loop.steps)
 
-    def run(self, resume: Path | None) -> Outcome:
+    def run(self, resume: Path | None) -> RunOutcome:
         """Train from the start, or from a complete checkpoint, to the last step."""
         loop = self.plan.loop
         first = 0 if resume is None else self.load(resume)
@@ -183,7 +183,7 @@ class Loop:
                     )
         if first == loop.steps:
             _log.info("the run was finished already, after step %d", first)
-        return Outcome(loop.steps, validation, self.best)
+        return RunOutcome(loop.steps, validation, self.best)
 
     # ---- one step -------------------------------------------------------------------------
 

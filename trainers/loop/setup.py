@@ -27,7 +27,7 @@ from ...storage import fault
 from ..config import LoopConfig, OptimizerConfig
 from . import checkpoint
 from .compiled import check_compiler, check_no_deepspeed
-from .loop import Loop, Outcome, Plan, Probe, Rows
+from .loop import Loop, Plan, Probe, RunOutcome, TrainingRows
 from .memory import keep_freed_memory
 from .objective import Objective
 from .order import group_count
@@ -218,8 +218,8 @@ def resume_from(out: Path, resume: str) -> Path | None:
 
 def run_loop(
     objective: Objective,
-    train: Rows,
-    validation: Rows,
+    train: TrainingRows,
+    validation: TrainingRows,
     plan: Plan,
     accelerator: Accelerator,
     *,
@@ -229,7 +229,7 @@ def run_loop(
     resume: str,
     by_validation: bool = False,
     probe_together: bool = False,
-) -> Outcome:
+) -> RunOutcome:
     """Train to the last step and report how it ended. Arguments are those of `Loop`."""
     start = resume_from(out, resume)
     loop = Loop(

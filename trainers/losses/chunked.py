@@ -56,7 +56,7 @@ class Added(NamedTuple):
         return F.linear(self.given_PR[part].to(dtype), self.weight_VR.to(dtype)).float()
 
 
-class Kept(NamedTuple):
+class PositionTerm(NamedTuple):
     """A term of the loss that is wanted of every position, without a gradient."""
 
     name: str
@@ -108,7 +108,7 @@ class ChunkedLoss(StaticParts):
         added: Added | None = None,
         loss: TokenLoss | None = None,
         only_label_q: bool = False,
-        keep: Kept | None = None,
+        keep: PositionTerm | None = None,
         report_weight_P: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
@@ -236,7 +236,7 @@ class _ChunkedSum(torch.autograd.Function):
         loss: TokenLoss,
         chunk: int,
         names: list[str],
-        keep: Kept | None,
+        keep: PositionTerm | None,
         report_weight_P: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         compute = compute_dtype(hidden_PH)

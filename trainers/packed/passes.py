@@ -62,7 +62,7 @@ def check_one_pass(decoder: Any, tokens: int) -> None:
     """Raise RequestError where a model that is to be compiled reads rows document by document."""
     if is_recurrent(decoder):
         raise RequestError(_no_fixed_shape(f"{type(decoder).__name__} has recurrent layers"))
-    if way_through(decoder, tokens) is not Way.MASK:
+    if way_through(decoder, tokens) is not PackingMode.MASK:
         raise RequestError(_no_fixed_shape(f"rows have {tokens} tokens, more than {MASKED}"))
 
 
@@ -94,10 +94,10 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
     named = "the length of a row (--data.sequence_length)"
     check_row_length(decoder.config, ids_RS.shape[1], type(decoder).__name__, named=named)
     way = way_through(decoder, ids_RS.shape[1])
-    if way is Way.MASK:
+    if way is PackingMode.MASK:
         masks = row_masks(decoder.config, documents_RS, batch["positions"])
         return list(run(_inputs(ids_RS, batch["positions"], masks)))
-    if way is Way.SPANS:
+    if way is PackingMode.SPANS:
         with attending_by_spans(decoder):
             return list(run(_inputs(ids_RS, batch["positions"], row_spans(decoder.config, documents_RS))))
     if is_sharded(decoder):  # others take one pass
@@ -118,7 +118,7 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
     return [_put_back(torch.cat(made), torch.cat(slots), ids_RS.shape) for made in zip(*parts, strict=True)]
 
 
-class Way(Enum):
+class PackingMode(Enum):
     """How a model reads packed rows."""
 
     MASK = "one pass with a mask of rows by rows"
@@ -126,7 +126,7 @@ class Way(Enum):
     APART = "document by document"
 
 
-def way_through(decoder: Any, tokens: int) -> Way:
+def way_through(decoder: Any, tokens: int) -> PackingMode:
     """How rows of so many tokens go through a model.
 
     Long rows would need a large mask, so their documents go by the causal kernel, each from its start; by spans where
@@ -134,13 +134,13 @@ def way_through(decoder: Any, tokens: int) -> Way:
     make the passes of what ZeRO-3 has cut together, and would not have equally many documents: it takes one pass.
     """
     if is_recurrent(decoder):
-        return Way.APART
+        return PackingMode.APART
     if not are_long(tokens):
-        return Way.MASK
+        return PackingMode.MASK
     spans = not why_not_by_spans(decoder)
     if is_sharded(decoder):
-        return Way.SPANS if spans else Way.MASK
-    return Way.SPANS if spans and not _causal_alone(decoder, tokens) else Way.APART
+        return PackingMode.SPANS if spans else PackingMode.MASK
+    return PackingMode.SPANS if spans and not _causal_alone(decoder, tokens) else PackingMode.APART
 
 
 def _causal_alone(decoder: Any, tokens: int) -> bool:

@@ -42,7 +42,7 @@ class Activity:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptParts:
     """What is kept of one layer: indices in the target, ascending in each group."""
 
     units: Tensor
@@ -120,14 +120,14 @@ def _watched(model: Any, activity: Activity, real_RS: Tensor, head: int) -> Iter
             handle.remove()
 
 
-def _kept(activity: Activity, layer: str, config: Any, groups: int) -> Kept:
+def _kept(activity: Activity, layer: str, config: Any, groups: int) -> KeptParts:
     """The most active units and groups, and in each group the most active of its heads."""
     heads_GX = activity.heads[layer].view(groups, -1)
     chosen = _largest(heads_GX.sum(1), config.num_key_value_heads)
     each = config.num_attention_heads // config.num_key_value_heads
     heads = [_largest(heads_GX[group], each) + group * heads_GX.shape[1] for group in chosen]
     units = _largest(activity.units[layer], config.intermediate_size)
-    return Kept(units, chosen, torch.cat(heads))
+    return KeptParts(units, chosen, torch.cat(heads))
 
 
 def _largest(scores_X: Tensor, count: int) -> Tensor:
@@ -135,7 +135,7 @@ def _largest(scores_X: Tensor, count: int) -> Tensor:
     return scores_X.sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def _cut(name: str, weight: Tensor, channels: Tensor, kept: Sequence[Kept], head: int) -> Tensor:
+def _cut(name: str, weight: Tensor, channels: Tensor, kept: Sequence[KeptParts], head: int) -> Tensor:
     """One weight of the target: rows are what it writes, columns what it reads."""
     parts = name.split(".")
     module = parts[-2]

@@ -24,7 +24,7 @@ from ..config import ObjectiveConfig
 from ..labels import has_label, label_places
 from ..loop.objective import Batch
 from ..loop.sums import COMPARED, COUNT
-from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher, Teacher
+from ..losses.chunked import Added, ChunkedLoss, PositionTerm, SharedTeacher, Teacher
 from ..losses.pace import geometric, joined, paced
 
 
@@ -130,7 +130,7 @@ class Student(StaticParts):
         drafts = in_text_order(drafts._replace(share_P=self.weights(drafts, batch, given)))
         at_P, label_P2 = drafts.at_P, self.labels(drafts, given)
         weight_P = report_weights(at_P, label_P2[:, 1], batch, self._drafts, self.split)
-        keep = Kept("overlap", []) if self.keeps_overlap else None
+        keep = PositionTerm("overlap", []) if self.keeps_overlap else None
         loss, terms = self.judge(
             drafts.hidden_PH,
             label_P2,

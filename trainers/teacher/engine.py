@@ -22,7 +22,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from ...data.features.engine import Answer, Engine, EngineRequest
+from ...data.features.engine import AnswerStates, Engine, EngineRequest
 from ...data.features.shards import FeatureDtype
 from ...data.features.store import FeatureStore, row_keys
 from ...data.rows.packed import PackedRows
@@ -108,10 +108,10 @@ class EngineFeatures(StoredFeatures):
 
     def answers(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, tokens: int, temperature: float
-    ) -> list[Answer]:
+    ) -> list[AnswerStates]:
         """What the engine writes behind prompts, side by side, and the states of both."""
 
-        def asked(prompt: Sequence[int], seed: int) -> Future[Answer]:
+        def asked(prompt: Sequence[int], seed: int) -> Future[AnswerStates]:
             return self._askers.submit(self._engine.answer, prompt, tokens, temperature=temperature, seed=seed)
 
         replies = [asked(*each) for each in zip(prompts, seeds, strict=True)]
@@ -175,22 +175,22 @@ class EngineFeatures(StoredFeatures):
             )
 
 
-class Part(NamedTuple):
+class RowDocument(NamedTuple):
     """A document in its row."""
 
     first: int
     ids: list[int]
 
 
-def documents_of(batch: Batch, r: int) -> list[Part]:
+def documents_of(batch: Batch, r: int) -> list[RowDocument]:
     """The documents of a row, each as the engine sees it: alone, from position 0 on."""
     documents_S, positions_S, ids_S = (batch[name][r].tolist() for name in ("documents", "positions", "input_ids"))
-    parts: list[Part] = []
+    parts: list[RowDocument] = []
     for at, (document, position, token) in enumerate(zip(documents_S, positions_S, ids_S, strict=True)):
         if document < 0:  # padding
             continue
         if position == 0:
-            parts.append(Part(at, []))
+            parts.append(RowDocument(at, []))
         if not parts or position != len(parts[-1].ids):
             raise RequestError(
                 f"a row's document {document} has position {position} where {len(parts[-1].ids) if parts else 0} was "

@@ -20,7 +20,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from ...data.config import DataConfig
-from ...data.generate.continuations import Named, Team, Wanted, Write, continuations, sample_tensors
+from ...data.generate.continuations import SettingNames, Team, Wanted, Write, continuations, sample_tensors
 from ...data.rows.packed import PackedRows
 from ...data.rows.prepare import Prepared
 from ...decoding.backbone.backbone import Backbone
@@ -64,7 +64,7 @@ def answered_rows(
         seed=seed,
         weights=model_hash(target.model),
     )
-    named = Named("--out", "features.answers")
+    named = SettingNames("--out", "features.answers")
     together = _Together(accelerator)
     team = Team(accelerator.process_index, accelerator.num_processes, together.wait)
     expected = replace(rows, train=replace(rows.train, fingerprint=_fingerprint(rows, wanted)))

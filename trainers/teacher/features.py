@@ -36,7 +36,7 @@ from ...decoding.backbone.lean.on_cuda import states_in_rows
 from ...decoding.backbone.windows import Masks
 from ..loop.objective import Batch
 from ..packed.passes import over_rows
-from .output import ALL, Part
+from .output import ALL, OwnPositions
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -55,7 +55,7 @@ class FeatureSource(ABC):
         self.layers = tuple(layers)
         self.looks_ahead = True
         """Whether `expect` may do anything."""
-        self.part: Part = ALL
+        self.part: OwnPositions = ALL
         """The positions of every row that are handed out."""
         self._expected: tuple[Batch, Callable[[], Features]] | None = None
         self._waited = 0.0

@@ -26,7 +26,7 @@ from ...drafters.projection import check_logits
 from ...errors import RequestError
 from ..config import FROM_TARGET, TargetConfig
 from ..loop.interruptions import name_the_silent
-from ..loop.loop import Outcome, Plan
+from ..loop.loop import Plan, RunOutcome
 from ..loop.objective import Objective
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..packed.lengths import check_rows_fit
@@ -75,7 +75,7 @@ def _check_not_moved(recipe: Sections, config: Any) -> None:
 
 def run_for_target(
     build: Build, run: Run, *, check_target: CheckTarget, check_rows: CheckRows | None = None
-) -> Outcome:
+) -> RunOutcome:
     """Train what `build` makes for the target and its rows into `out/drafter`.
 
     Args:

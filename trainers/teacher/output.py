@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Part(NamedTuple):
+class OwnPositions(NamedTuple):
     """The positions of every row whose states are handed out: those of this process, and a halo behind them."""
 
     split: RowSplit = WHOLE
@@ -35,7 +35,7 @@ class Part(NamedTuple):
         return self.split.held(length, self.ahead)
 
 
-ALL = Part()
+ALL = OwnPositions()
 
 
 class TeacherOutput(NamedTuple):
@@ -50,7 +50,7 @@ class TeacherOutput(NamedTuple):
     """Hidden states of several layers side by side, for EAGLE-3."""
 
 
-def next_embeds(target: PreTrainedModel, batch: Batch, part: Part = ALL) -> Tensor:
+def next_embeds(target: PreTrainedModel, batch: Batch, part: OwnPositions = ALL) -> Tensor:
     """`TeacherOutput.embeds_RSH` of a batch, at the positions of `part`."""
     embed: Any = target.get_input_embeddings()
     ids_RS = batch["input_ids"].roll(-1, 1)

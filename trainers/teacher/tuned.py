@@ -33,7 +33,7 @@ from ...errors import RequestError
 from ...storage import replace_folder
 from ..config import TargetConfig
 from ..labels import labelled
-from ..loop.loop import Outcome, Probe
+from ..loop.loop import Probe, RunOutcome
 from ..loop.objective import Batch, Objective
 from ..loop.optimizer import Pace
 from ..losses.chunked import ChunkedLoss, Teacher, TokenLoss, cross_entropy
@@ -209,7 +209,7 @@ def check_tuned(recipe: Sections) -> None:
 
 def run_tuned(
     build: Callable[[TunedTarget, Prepared], Objective], run: Run, *, check_target: CheckTarget, remember: bool = False
-) -> Outcome:
+) -> RunOutcome:
     """Train what `build` makes of the tuned target into `out/drafter` and `out/target`.
 
     Args:

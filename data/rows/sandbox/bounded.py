@@ -26,12 +26,12 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ....errors import RequestError
-from .meter import Meter
+from .meter import WorkMeter
 
 _RANGE, _KNOWN = "transformers>=5.17", "5.23.0"
 CLOCK = "strftime_now"
 """The function by which a template asks for the time."""
-_METER: ContextVar[Meter | None] = ContextVar("meter", default=None)
+_METER: ContextVar[WorkMeter | None] = ContextVar("meter", default=None)
 _DAY: ContextVar[str | None] = ContextVar("day", default=None)
 
 
@@ -47,7 +47,7 @@ def bounded(*given: Any, day: str | None = None) -> Iterator[None]:
         RequestError: with this version of transformers, templates cannot be bounded.
     """
     _bound_templates()
-    token, day_token = _METER.set(Meter.of(given)), _DAY.set(day)
+    token, day_token = _METER.set(WorkMeter.of(given)), _DAY.set(day)
     try:
         yield
     finally:
@@ -152,7 +152,7 @@ def _loop(context: Any, values: Any) -> Any:
     return _steps(values, meter) if hasattr(values, "__next__") else values
 
 
-def _steps(values: Iterator[Any], meter: Meter) -> Iterator[Any]:
+def _steps(values: Iterator[Any], meter: WorkMeter) -> Iterator[Any]:
     for value in values:
         meter.work()
         yield value
@@ -176,9 +176,9 @@ def _strftime_now(form: str) -> str:
     return (datetime.now() if day is None else datetime.fromisoformat(day)).strftime(form)
 
 
-def _meter() -> Meter:
+def _meter() -> WorkMeter:
     # a template that somebody renders outside `bounded` has a bound for each of its steps
-    return _METER.get() or Meter.of(())
+    return _METER.get() or WorkMeter.of(())
 
 
 Size = Callable[[Any], int]

@@ -24,7 +24,7 @@ class TooMuchWork(Exception):  # noqa: N818 - a verdict on a template, not a fai
 
 
 @dataclass
-class Meter:
+class WorkMeter:
     """One rendering: what it may do, and what it has done."""
 
     longest: int = 0
@@ -36,7 +36,7 @@ class Meter:
     _sizes: dict[int, tuple[Any, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Sequence[Any]) -> Meter:
+    def of(cls, given: Sequence[Any]) -> WorkMeter:
         """The bound of a template that is given these messages and tools."""
         meter = cls()
         size = sum(map(meter.size, given))

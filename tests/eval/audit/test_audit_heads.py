@@ -16,7 +16,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.measure.tree_choice import Text, best_of_size, measure_ranks
+from draftsmith.eval.measure.tree_choice import WrittenText, best_of_size, measure_ranks
 from helpers.models.small_drafters import make_on_target
 
 PROMPTS = [[n, n + 1, 2 * n % 61][: 1 + n % 3] for n in range(1, 20)]
@@ -84,7 +84,7 @@ def drafter_of(mode: str, target: Backbone) -> Any:
         return make_on_target(family, target, noise=0.02, **settings)
     prompts = [[n, 3 * n % 61, 7] for n in range(20, 26)]  # not those that are audited
     answers = autoregressive(target, prompts, warper=Warper(1.0), max_new_tokens=20).tokens
-    texts = [Text(*pair) for pair in zip(prompts, answers, strict=True)]
+    texts = [WrittenText(*pair) for pair in zip(prompts, answers, strict=True)]
     drafter = make_on_target(family, target, noise=0.02)
     ranks = measure_ranks(target, drafter, texts, depth=4, ranks=8)
     paths = best_of_size(drafter, ranks, 12).paths

@@ -19,7 +19,7 @@ from draftsmith.eval.measure import metrics, speed, timing
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.metrics import degeneracy
 from draftsmith.eval.measure.requests import Request
-from draftsmith.eval.measure.rounds import Run, speed_fields
+from draftsmith.eval.measure.rounds import AllRounds, speed_fields
 from draftsmith.eval.measure.speed import Costs, bytes_of, measure_costs
 from helpers.runs.planned_runs import counts_of
 
@@ -109,7 +109,7 @@ def generation(tokens: list[int], seconds: float, calls: int, **more: Any) -> Ge
 
 def test_a_run_adds_up_what_both_took_and_wrote() -> None:
     """Two batches of two rows of unlike length, the first one decoded twice."""
-    run = Run()
+    run = AllRounds()
     own = {"propose_seconds": 0.3, "nodes": 12, "prefill_seconds": 0.5}
     run.add(generation([6, 2], 3.0, 6), generation([6, 2], 1.5, 3, **own), first=True)
     run.add(generation([6, 2], 5.0, 6), generation([6, 2], 2.5, 3, **own), first=False)
@@ -126,12 +126,12 @@ def test_a_run_adds_up_what_both_took_and_wrote() -> None:
     assert fields["baseline_tokens_per_second"] == pytest.approx(24 / 10)
     assert fields["speedup"][0] == pytest.approx((8.0 + 2.0 * 7 / 8) / 5)
     assert fields["prefill_seconds"] == 1.0
-    assert Run().proposing_cost == 0.0
-    assert Run().mean_nodes == 0.0
-    nothing = Run()
+    assert AllRounds().proposing_cost == 0.0
+    assert AllRounds().mean_nodes == 0.0
+    nothing = AllRounds()
     nothing.add(generation([0], 0.0, 0), generation([0], 0.0, 0), first=True)
     assert speed_fields(nothing, 0)["tokens_per_second"] is None
-    both = Run()
+    both = AllRounds()
     both.extend(run)
     both.extend(run)
     assert (both.target_calls, both.seconds_G, both.proposing_cost) == (16, [4.0, 1.0] * 2, run.proposing_cost)
@@ -146,7 +146,7 @@ REQUESTS = [
 class Measured:
     """`evaluate` over a run made by hand, and what it asked to be timed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: AllRounds) -> None:
         self.asked: list[dict[str, Any]] = []
         monkeypatch.setattr(evaluating, "decode", lambda _target, arms, *_: [run for _ in arms])
         monkeypatch.setattr(evaluating, "measure_costs", self.costs)
@@ -158,9 +158,9 @@ class Measured:
         return Costs(0.020, 0.25, {each: 1 + 0.1 * each for each in sizes})
 
 
-def by_hand() -> Run:
+def by_hand() -> AllRounds:
     """Three requests whose steps verified 3.5 nodes on average, in two batches."""
-    return Run(
+    return AllRounds(
         counts=[counts_of(4, [3, 2]), counts_of(2, [1, 0]), counts_of(3, [3, 3])],
         seconds_G=[2.0, 1.0],
         baseline_seconds_G=[4.0, 3.0],

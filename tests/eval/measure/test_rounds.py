@@ -21,7 +21,7 @@ from draftsmith.eval.measure import rounds
 from draftsmith.eval.measure.arms import Arm, check_answer_length
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request
-from draftsmith.eval.measure.rounds import Run, decode, speed_fields
+from draftsmith.eval.measure.rounds import AllRounds, decode, speed_fields
 
 PROMPT = Prompt("0", "any", ("",), chat=False)
 REQUESTS = [Request(PROMPT, [5 + n, 7, 11], n) for n in range(4)]
@@ -32,9 +32,9 @@ def timed(tokens: int, seconds: float) -> Generation:
     return Generation([[0] * (tokens + 1)], [[]], StepLog(1, 1, tokens + 1), decode_seconds=seconds)
 
 
-def simulated(rng: np.random.Generator, repeats: int, batches: int = 24) -> Run:
+def simulated(rng: np.random.Generator, repeats: int, batches: int = 24) -> AllRounds:
     """Batches 20 % apart in what speculation gains (1.5 on average), under a clock with 3 % noise."""
-    run = Run()
+    run = AllRounds()
     for gain in 1.5 * np.exp(rng.normal(0, 0.2, batches)):
         for repeat in range(repeats):
             base, own = np.array([50 * gain, 50]) * rng.normal(1, 0.03, 2)
@@ -92,7 +92,7 @@ def test_each_batch_is_timed_on_its_own_prompts() -> None:
 
 def test_a_speed_up_is_per_token() -> None:
     """The baseline's answers are twice as long and take twice the time: no speed-up."""
-    run = Run()
+    run = AllRounds()
     for _ in range(2):
         run.add(timed(20, 2.0), timed(10, 1.0), first=True)
     fields = speed_fields(run, 0)

@@ -21,7 +21,7 @@ from draftsmith.eval.measure.metrics import tau
 from draftsmith.eval.measure.tree_choice import (
     Ranks,
     Speed,
-    Text,
+    WrittenText,
     acceptance_for,
     best_of_size,
     fastest,
@@ -46,7 +46,7 @@ def target() -> Backbone:
 
 def texts_of(target: Backbone, prompts: Sequence[list[int]] = PROMPTS, count: int = 24) -> list:
     done = autoregressive(target, prompts, warper=GREEDY, max_new_tokens=count)
-    return [Text(*pair) for pair in zip(prompts, done.tokens, strict=True)]
+    return [WrittenText(*pair) for pair in zip(prompts, done.tokens, strict=True)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -204,6 +204,6 @@ def test_without_a_right_candidate_there_is_no_tree(target: Backbone) -> None:
 
 def test_what_is_too_short_to_draft_behind_is_not_counted(target: Backbone) -> None:
     drafter = make("hydra", target)
-    result = measure_ranks(target, drafter, [Text([1, 2, 3], [4, 5])], depth=4, ranks=2)
+    result = measure_ranks(target, drafter, [WrittenText([1, 2, 3], [4, 5])], depth=4, ranks=2)
     assert result.trials_D.tolist() == [1, 0, 0]
     assert best_tree_greedy(result.acceptance, 3) == best_tree_greedy(result.falling, 3)

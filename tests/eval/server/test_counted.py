@@ -8,7 +8,7 @@ import pytest
 from draftsmith.eval.measure.metrics import acceptance
 from draftsmith.eval.server.blocks import Half
 from draftsmith.eval.server.counted import Counted
-from draftsmith.eval.server.counters import Counters, counts_of_answer, read_counters
+from draftsmith.eval.server.counters import ServerCounters, counts_of_answer, read_counters
 from draftsmith.eval.server.exchange import Exchange
 
 
@@ -18,12 +18,12 @@ def answer(tokens: int, *, counted: bool = True, metrics: object = None, timings
     return Exchange(0, "text", tokens, counted, 0.1, 0.2, [], plain)
 
 
-def half(counted: Counters | None, *answers: Exchange, **more: Any) -> Half:
+def half(counted: ServerCounters | None, *answers: Exchange, **more: Any) -> Half:
     return Half(list(answers), list(range(len(answers))), counted=counted, **more)
 
 
-def vllm(written: int, requests: int, steps: int, drafted: int, accepted: int, *positions: int) -> Counters:
-    return Counters("vLLM", written, requests, steps, drafted, accepted, positions)
+def vllm(written: int, requests: int, steps: int, drafted: int, accepted: int, *positions: int) -> ServerCounters:
+    return ServerCounters("vLLM", written, requests, steps, drafted, accepted, positions)
 
 
 def tau(found: Counted) -> float:
@@ -149,11 +149,11 @@ def test_llama_cpps_page() -> None:
         for at, n in enumerate((4, 2))
     )
     after = read_counters(page)
-    assert after == Counters("llama.cpp", 24, None, 4, 12, 6, (4, 2))
+    assert after == ServerCounters("llama.cpp", 24, None, 4, 12, 6, (4, 2))
     assert before is not None and after is not None  # noqa: PT018
     assert after.since(before) == after
     assert before.since(after) is None
-    assert read_counters("llamacpp:tokens_predicted_total 24") == Counters("llama.cpp", 24, None)
+    assert read_counters("llamacpp:tokens_predicted_total 24") == ServerCounters("llama.cpp", 24, None)
     served = half(after.since(before), answer(12), answer(12))
     found = Counted([served])
     assert (tau(found), found.unit, found.draft_length, found.mean_nodes) == (2.5, "blocks", 2, 4.0)
@@ -163,9 +163,13 @@ def test_llama_cpps_page() -> None:
 def test_a_page_by_position_says_more_than_timings() -> None:
     timings = {"predicted_n": 12, "draft_n": 6, "draft_n_accepted": 3}
     answers = [answer(12, timings=timings), answer(12, timings=timings)]
-    by_page = Counted([half(Counters("llama.cpp", 24, None, 4, 12, 6, (4, 2)), *answers)])
+    by_page = Counted([half(ServerCounters("llama.cpp", 24, None, 4, 12, 6, (4, 2)), *answers)])
     assert (tau(by_page), by_page.unit, by_page.notes) == (2.5, "blocks", [])
-    for counted in (None, Counters("llama.cpp", 99, None, 4, 12, 6, (4, 2)), Counters("llama.cpp", 24, None)):
+    for counted in (
+        None,
+        ServerCounters("llama.cpp", 99, None, 4, 12, 6, (4, 2)),
+        ServerCounters("llama.cpp", 24, None),
+    ):
         by_answer = Counted([half(counted, *answers)])
         assert (tau(by_answer), by_answer.unit) == (pytest.approx(11 / 8), "requests")
         assert any("all calls of the target behind the first token" in note for note in by_answer.notes)
@@ -188,11 +192,11 @@ def test_positions_that_appear_late() -> None:
         # no usage: 5 pieces of 20 tokens are nobody else's tokens
         (vllm(20, 2, 9, 9, 9, 9), [answer(5, counted=False), answer(5, counted=False)], None),
         (vllm(90, 9, 9, 9, 9, 9), [answer(5, counted=False)], "answered 9 requests while 1 were asked here"),
-        (Counters("llama.cpp", 90, None, 9, 9, 9, (9,)), [answer(5, counted=False)], None),
+        (ServerCounters("llama.cpp", 90, None, 9, 9, 9, (9,)), [answer(5, counted=False)], None),
     ],
 )
 def test_others_are_told_from_answers_that_are_not_counted(
-    counted: Counters, answers: list[Exchange], words: str | None
+    counted: ServerCounters, answers: list[Exchange], words: str | None
 ) -> None:
     notes = [note for note in Counted([half(counted, *answers)]).notes if "served others" in note]
     assert len(notes) == (words is not None)

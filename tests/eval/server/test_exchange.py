@@ -13,7 +13,7 @@ import pytest
 from draftsmith.data.generate.server_request import read_message
 from draftsmith.data.generate.transport import Passing, Refused
 from draftsmith.data.prompts import Prompt
-from draftsmith.eval.server.exchange import Exchange, Pieces, question
+from draftsmith.eval.server.exchange import Exchange, StreamedPieces, question
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ def read(content: bytes, *cuts: int, kind: str | None = "text/event-stream") -> 
 
     async def whole() -> Exchange:
         ticks = count()
-        pieces = Pieces(lambda: float(next(ticks)))
+        pieces = StreamedPieces(lambda: float(next(ticks)))
         headers = {} if kind is None else {"content-type": kind}
         await pieces.read(
             httpx2.Response(200, headers=headers, content=come(), request=httpx2.Request("POST", "http://a"))

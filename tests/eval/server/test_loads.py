@@ -17,8 +17,8 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.server import blocks, measure
-from draftsmith.eval.server.blocks import Half, Load, Numbered, Served
-from draftsmith.eval.server.counters import Counters
+from draftsmith.eval.server.blocks import AskedServer, Half, Load, Numbered
+from draftsmith.eval.server.counters import ServerCounters
 from draftsmith.eval.server.exchange import Exchange
 from draftsmith.eval.server.measure import Block, measure_blocks, plan
 from helpers import virtual_clock
@@ -67,7 +67,7 @@ class Machine:
     def half(self, load: Load, numbers: Sequence[int], *, seed: int = 0) -> Half:
         async def one() -> Half:
             requests = [Numbered(n, n % len(PROMPTS)) for n in numbers]
-            return await Served(asked(), PROMPTS).half(requests, load, asked(), seed=seed)
+            return await AskedServer(asked(), PROMPTS).half(requests, load, asked(), seed=seed)
 
         return virtual_clock.run(one())
 
@@ -103,7 +103,7 @@ def test_so_many_are_under_way_at_a_time(machine: Machine) -> None:
     assert half.numbers == [1, 3, 2, 5, 6, 0, 4]
     assert half.tokens == 7 * 4
     assert half.waited == 43.0
-    assert half.counted == Counters("vLLM", 28, 0)
+    assert half.counted == ServerCounters("vLLM", 28, 0)
 
 
 @pytest.mark.parametrize(("at_a_time", "seconds"), [(1, 80.0), (4, 20.0), (8, 10.0)])

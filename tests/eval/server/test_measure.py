@@ -16,7 +16,7 @@ from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.report.results import schema
 from draftsmith.eval.server.blocks import Load
-from draftsmith.eval.server.counters import Counters, counts_of_answer, read_counters
+from draftsmith.eval.server.counters import ServerCounters, counts_of_answer, read_counters
 from draftsmith.eval.server.measure import Block, measure_blocks, plan
 from draftsmith.eval.server.rows import Subject, server_rows
 from helpers.servers.served_target import ALL, Engine, ServedTarget, serving, without
@@ -193,12 +193,12 @@ sglang:num_requests_total{model_name="a"} 10.0
 
 def test_pages_of_both_engines() -> None:
     read = read_counters(VLLM)
-    assert read == Counters("vLLM", 1024, 16, 688, 2352, 432, (249, 100))
+    assert read == ServerCounters("vLLM", 1024, 16, 688, 2352, 432, (249, 100))
     assert read is not None
-    assert Counters.from_dict(json.loads(json.dumps(read.to_dict()))) == read
-    later = Counters("vLLM", 1034, 17, 691, 2361, 436, (251, 101))
+    assert ServerCounters.from_dict(json.loads(json.dumps(read.to_dict()))) == read
+    later = ServerCounters("vLLM", 1034, 17, 691, 2361, 436, (251, 101))
     difference = later.since(read)
-    assert difference == Counters("vLLM", 10, 1, 3, 9, 4, (2, 1))
+    assert difference == ServerCounters("vLLM", 10, 1, 3, 9, 4, (2, 1))
     assert difference is not None
     counts = difference.counts()
     assert counts is not None

@@ -10,9 +10,9 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.tuned_file import Promise
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.server.blocks import Half, Load, Numbered
-from draftsmith.eval.server.counters import Counters, counts_of_answer, read_counters
+from draftsmith.eval.server.counters import ServerCounters, counts_of_answer, read_counters
 from draftsmith.eval.server.exchange import Exchange
-from draftsmith.eval.server.measure import Block, Plan
+from draftsmith.eval.server.measure import Block, BlockPlan
 from draftsmith.eval.server.rows import Subject, latency_fields, percentiles, server_rows
 
 CONFIG = EvalConfig(max_new_tokens=12, prompts="some.jsonl")
@@ -34,7 +34,7 @@ def half(*exchanges: Exchange, seconds: float, numbers: list[int] | None = None,
 
 def block(own: Half, baseline: Half | None = None, *, load: Load = TWO, T: float = 0.0) -> Block:
     numbered = tuple(Numbered(n, n % 2) for n in own.numbers)
-    return Block(Plan(0, load, T, numbered), own, baseline)
+    return Block(BlockPlan(0, load, T, numbered), own, baseline)
 
 
 def row_of(blocks: list[Block], **subject: Any) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def test_speed_is_what_users_wait_for_a_token_and_not_what_a_block_lasts() -> No
     assert (alone["speedup"], alone["baseline_tokens_per_second"], alone["differing_rows"]) == (NONE, None, None)
 
 
-def counted(steps: int, drafted: int, accepted: tuple[int, ...], written: int = 0) -> Counters:
-    return Counters("vLLM", written, 2, steps, drafted, sum(accepted), accepted)
+def counted(steps: int, drafted: int, accepted: tuple[int, ...], written: int = 0) -> ServerCounters:
+    return ServerCounters("vLLM", written, 2, steps, drafted, sum(accepted), accepted)
 
 
 def test_acceptance_of_blocks_is_of_their_sums() -> None:
@@ -226,7 +226,7 @@ def test_what_is_not_known_is_said() -> None:
     assert any("every answer came in one piece" in note for note in whole["server"]["notes"])
     some = row_of([block(half(answer(0, 1, 1.0, 1.0), answer(1, 9, 0.1, 1.0), seconds=1.0))])
     assert not any("every answer came in one piece" in note for note in some["server"]["notes"])
-    silent = row_of([block(half(answer(0, 9, 0.1, 1.0), seconds=1.0, counted=Counters("vLLM", 9, 1)))])
+    silent = row_of([block(half(answer(0, 9, 0.1, 1.0), seconds=1.0, counted=ServerCounters("vLLM", 9, 1)))])
     assert any("the server counts no drafts" in note for note in silent["server"]["notes"])
     restarted = [block(half(answer(0, 9, 0.1, 1.0), seconds=1.0, counted=c)) for c in (counted(4, 8, (2, 1), 9), None)]
     unknown = row_of(restarted)
@@ -261,18 +261,18 @@ def test_counters_of_every_engine_are_added_up_and_subtracted() -> None:
         )
     )
     read = read_counters(page)
-    assert read == Counters("vLLM", 77, 11, 55, 165, 66, (44, 22))
+    assert read == ServerCounters("vLLM", 77, 11, 55, 165, 66, (44, 22))
     # a server that had drafted nothing yet
-    assert read.since(Counters("vLLM", 7, 1)) == Counters("vLLM", 70, 10, 55, 165, 66, (44, 22))  # type: ignore[union-attr]
-    later = read.since(Counters("vLLM", 7, 1, 5, 15, 6, (4, 2)))  # type: ignore[union-attr]
-    assert later == Counters("vLLM", 70, 10, 50, 150, 60, (40, 20))
+    assert read.since(ServerCounters("vLLM", 7, 1)) == ServerCounters("vLLM", 70, 10, 55, 165, 66, (44, 22))  # type: ignore[union-attr]
+    later = read.since(ServerCounters("vLLM", 7, 1, 5, 15, 6, (4, 2)))  # type: ignore[union-attr]
+    assert later == ServerCounters("vLLM", 70, 10, 50, 150, 60, (40, 20))
     counts = read.counts()  # type: ignore[union-attr]
     assert counts is not None
     assert (counts.steps, counts.emitted, counts.truncated) == (55, 121, 0)
     assert (counts.tested_D.tolist(), counts.passed_D.tolist()) == ([55, 44], [44, 22])
-    assert Counters("vLLM", 7, 1, 0, 0, 0, (0, 0)).counts() is None
-    assert Counters("vLLM", 7, 1, 4).since(Counters("vLLM", 9, 1, 2)) is None
-    assert Counters("vLLM", 9, 1, 2).since(Counters("vLLM", 7, 1, 4)) is None
+    assert ServerCounters("vLLM", 7, 1, 0, 0, 0, (0, 0)).counts() is None
+    assert ServerCounters("vLLM", 7, 1, 4).since(ServerCounters("vLLM", 9, 1, 2)) is None
+    assert ServerCounters("vLLM", 9, 1, 2).since(ServerCounters("vLLM", 7, 1, 4)) is None
 
 
 def test_counts_of_an_answer_by_the_length_of_its_drafts() -> None:

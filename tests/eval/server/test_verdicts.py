@@ -22,16 +22,16 @@ from draftsmith.eval.server import audit as auditing
 from draftsmith.eval.server import evidence
 from draftsmith.eval.server import sampled as sampling
 from draftsmith.eval.server.answer import Answer
-from draftsmith.eval.server.answers import Judgeable, Served
-from draftsmith.eval.server.asking import Way
+from draftsmith.eval.server.answers import Judgeable, ServedAnswers
+from draftsmith.eval.server.asking import RequestStyle
 from draftsmith.eval.server.audit import audit_server
 from draftsmith.eval.server.precision import LIMIT, Precision, precision_of
-from draftsmith.eval.server.sampled import Sampled, judge_sampled
+from draftsmith.eval.server.sampled import SampledJudgement, judge_sampled
 from draftsmith.eval.server.texts import own_greedy, replay_texts
 from helpers.servers.scripted_server import REQUEST
 
 CONFIG = AuditConfig(tokens=500, prompts=2, max_new_tokens=16, batch=2)
-WAY = Way("ids", off=tuple(OFF), ids=True, logprobs=True)
+WAY = RequestStyle("ids", off=tuple(OFF), ids=True, logprobs=True)
 ASKED = replace(REQUEST, url="http://own")
 
 
@@ -52,8 +52,8 @@ def _score() -> list[Any]:
     return [values.get(name, 1.0) for name in names]
 
 
-def sampled(p: float = 0.5, control: float = 0.5, outside: int = 0) -> Sampled:
-    return Sampled(at_p(p), at_p(control), outside, "answer 0, token 1: 7" if outside else None, 2.0, 2.0)
+def sampled(p: float = 0.5, control: float = 0.5, outside: int = 0) -> SampledJudgement:
+    return SampledJudgement(at_p(p), at_p(control), outside, "answer 0, token 1: 7" if outside else None, 2.0, 2.0)
 
 
 def precision(rms: float | None = 0.001, rounding: float = 0.01) -> Precision:
@@ -100,13 +100,13 @@ NO_GREEDY: Any = None
 def test_every_verdict_from_both_sides(
     monkeypatch: pytest.MonkeyPatch,
     greedy: Replay | None,
-    drawn: Sampled | None,
+    drawn: SampledJudgement | None,
     own: Precision,
     verdict: str,
     why: str | None,
 ) -> None:
     judgeable = Judgeable([1], Answer("a", False, [1], 1, [2], None))
-    served = Served(WAY, [judgeable] * (greedy is not None), [judgeable] * (drawn is not None), [])
+    served = ServedAnswers(WAY, [judgeable] * (greedy is not None), [judgeable] * (drawn is not None), [])
     monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: served)
     monkeypatch.setattr(evidence, "precision_of", lambda *_: (own, [0.001]))
     monkeypatch.setattr(evidence, "replay", lambda *_, **__: greedy)
@@ -126,7 +126,7 @@ def test_the_rounding_to_reckon_with_is_the_measured_one(monkeypatch: pytest.Mon
     asked: list[float] = []
     monkeypatch.setattr(evidence, "judge_sampled", lambda *_, **how: asked.append((how["sigma"], how["largest"])))
     judgeable = Judgeable([1], Answer("a", False, [1], 1, [2], None))
-    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: Served(WAY, [], [judgeable], []))
+    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: ServedAnswers(WAY, [], [judgeable], []))
     target: Any = type("Target", (), {"tokenizer": None, "eos_ids": (0,), "vocabulary": 9})()
     for own in (precision(0.02), precision(None), precision(0.5)):
         monkeypatch.setattr(evidence, "precision_of", lambda *_, own=own: (own, [0.02, -0.03]))
@@ -311,7 +311,7 @@ def test_an_end_is_judged_once_whoever_says_it(
     monkeypatch.setattr(Backbone, "eos_ids", (whole[-1],))
     count = None if counted is None else len(whole) + counted
     each = Judgeable(prompt, Answer("", ended, None, None, whole[: len(whole) + shown], None, count))
-    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: Served(WAY, [each], [], []))
+    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: ServedAnswers(WAY, [each], [], []))
     report = audit_server(served, [], ASKED, CONFIG, Path("nowhere"))
     assert report.greedy is not None
     assert (report.greedy.tokens, report.greedy.bugs) == (len(whole) + tokens, bugs)
@@ -328,7 +328,7 @@ def test_of_several_ends_none_is_made_up(
     prompt, whole = ending
     monkeypatch.setattr(Backbone, "eos_ids", (whole[-1], 0))
     each = Judgeable(prompt, Answer("", True, None, None, whole[:-1], None))
-    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: Served(WAY, [each], [each], []))
+    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: ServedAnswers(WAY, [each], [each], []))
     report = audit_server(served, [], ASKED, CONFIG, Path("nowhere"))
     assert report.greedy is not None
     assert (report.greedy.tokens, report.greedy.bugs) == (len(whole), 0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from draftsmith.eval.measure.metrics import Interval
 from draftsmith.eval.tune.race import Raced
-from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
 from draftsmith.eval.tune.surfaces import BreakEven, break_evens
 
 ONE, TWO = (Contender(name, name, (), True, lambda _: None) for name in ("one", "two"))  # type: ignore[arg-type, return-value]
 
 
 def prediction(contender: Contender, length: int, pays_from: float | None) -> Prediction:
-    return Prediction(Setting(contender, {"eval.draft_length": str(length)}), 2.0, 5.0, 1.0, 1.0, pays_from)
+    return Prediction(DraftSetting(contender, {"eval.draft_length": str(length)}), 2.0, 5.0, 1.0, 1.0, pays_from)
 
 
 def raced(each: Prediction, low: float, high: float) -> Raced:

@@ -12,7 +12,7 @@ from draftsmith.drafters.grids import BY_MODEL, Grid
 from draftsmith.drafters.temperatures import FACTORS
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.measure.rounds import Run
+from draftsmith.eval.measure.rounds import AllRounds
 from draftsmith.eval.measure.speed import Costs
 from draftsmith.eval.tune import profile
 from draftsmith.eval.tune.profile import Bench, Heat, Measured, between, costs_of, heated, pays_from, predict
@@ -23,7 +23,7 @@ COSTS = Costs(0.010, None, {k: 1 + 0.1 * k for k in range(1, 9)})
 """A call of ten milliseconds; each node more costs a tenth of it."""
 
 
-def two_rows() -> Run:
+def two_rows() -> AllRounds:
     """Batches of two rows, one of which ends early: 18 tokens in 6 calls, plain decoding 20 in 0.3 s."""
     return run_of(
         [counts_of(3, [2, 1]), counts_of(2, [2, 2])],
@@ -127,7 +127,7 @@ class Planned:
         self.decoded: list[tuple[list[int], float]] = []
         monkeypatch.setattr(profile, "decode", self.decode)
 
-    def decode(self, target: Any, arms: Any, requests: Any, config: EvalConfig, temperature: float) -> list[Run]:
+    def decode(self, target: Any, arms: Any, requests: Any, config: EvalConfig, temperature: float) -> list[AllRounds]:
         assert (requests, config) == (self.requests, self.config)
         assert all(length is None for _, length in arms)
         lengths = [arm.drafter.draft_length for arm, _ in arms]
@@ -135,7 +135,7 @@ class Planned:
         return [self.run(length) for length in lengths]
 
     @staticmethod
-    def run(size: int) -> Run:
+    def run(size: int) -> AllRounds:
         """`chain(size)`, as ten steps of each of two rows would have it, of which 1.6 run on average."""
         own = chain(size)
         passed = [8, 5, 3, 2][:size]

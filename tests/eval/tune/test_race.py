@@ -17,7 +17,7 @@ from draftsmith.eval.measure.metrics import Interval, acceptance
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.rounds import decode
 from draftsmith.eval.tune.race import Raced, best_first, is_behind, is_decided, looks_at, race
-from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
 
 
 def raced(low: float, high: float) -> Raced:
@@ -55,7 +55,9 @@ def test_looks_are_few(batches: int, looks: list[int]) -> None:
 
 def test_prediction_and_measurement_choose_between_settings_that_measure_level() -> None:
     def of(method: str, promised: float, low: float, high: float) -> Raced:
-        setting = Setting(Contender(method, method, (), True, lambda _values: None), {"draft_length": str(promised)})  # type: ignore[arg-type, return-value]
+        setting = DraftSetting(
+            Contender(method, method, (), True, lambda _values: None), {"draft_length": str(promised)}
+        )  # type: ignore[arg-type, return-value]
         prediction = Prediction(setting, 2.0, 5.0, 1.0, promised, None)
         return Raced(prediction, Interval((low + high) / 2, low, high), Interval(2.0, 1.9, 2.1), 8)
 
@@ -86,7 +88,7 @@ def test_the_slower_of_two_equal_drafters_is_left_behind(target: Backbone) -> No
         return load
 
     promised = [
-        Prediction(Setting(Contender(name, name, (), True, loads(name == "slow")), {}), 2.0, 5.0, 1.0, 9.0, None)
+        Prediction(DraftSetting(Contender(name, name, (), True, loads(name == "slow")), {}), 2.0, 5.0, 1.0, 9.0, None)
         for name in ("slow", "quick")
     ]
     requests = [Request(Prompt(str(n), "all", (), chat=False), [n + 1, n + 2], n) for n in range(40)]

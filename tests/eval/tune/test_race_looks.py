@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.metrics import Interval
-from draftsmith.eval.measure.rounds import Run
+from draftsmith.eval.measure.rounds import AllRounds
 from draftsmith.eval.tune import race as racing
 from draftsmith.eval.tune.race import Raced, race
-from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
 from helpers.runs.planned_runs import counts_of, drafter_of, requests_of, run_of
 
 CONFIG = EvalConfig(batch=2, max_new_tokens=24, seed=3)
@@ -19,7 +19,7 @@ CONFIG = EvalConfig(batch=2, max_new_tokens=24, seed=3)
 
 def promised(name: str, speedup: float = 1.0) -> Prediction:
     contender = Contender(name, name, (), True, lambda _values: drafter_of(3))
-    return Prediction(Setting(contender, {}), 2.0, 4.0, 1.0, speedup, None)
+    return Prediction(DraftSetting(contender, {}), 2.0, 4.0, 1.0, speedup, None)
 
 
 class Planned:
@@ -32,7 +32,9 @@ class Planned:
         monkeypatch.setattr(racing, "decode", self.decode)
         monkeypatch.setattr(racing, "speed_interval", self.interval)
 
-    def decode(self, target: Any, arms: Sequence[Any], requests: Any, config: Any, temperature: float) -> list[Run]:
+    def decode(
+        self, target: Any, arms: Sequence[Any], requests: Any, config: Any, temperature: float
+    ) -> list[AllRounds]:
         assert (config, temperature) == (CONFIG, 0.5)
         assert all(length is None for _, length in arms)
         self.decoded.append(([arm.name for arm, _ in arms], [each.number for each in requests]))
@@ -47,7 +49,7 @@ class Planned:
             for arm, _ in arms
         ]
 
-    def interval(self, run: Run, seed: int, *, level: float, resamples: int) -> Interval:
+    def interval(self, run: AllRounds, seed: int, *, level: float, resamples: int) -> Interval:
         assert seed == CONFIG.seed
         self.levels.append((level, resamples))
         speed = sum(run.baseline_seconds_G) / sum(run.seconds_G)

@@ -11,7 +11,7 @@ import torch
 from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.tune import surfaces
-from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
 from draftsmith.eval.tune.surfaces import Surface, measured_surfaces
 from helpers.runs.planned_runs import drafter_of, requests_of
 
@@ -60,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def made_of(context: int, length: int = 3, nodes: int = 4) -> list[Surface]:
     target: Any = SimpleNamespace(context=context, eos_ids=(2,), device=torch.device("cpu"))
     contender = Contender("d", "D", (), True, lambda values: drafter_of(length, nodes))
-    best = Prediction(Setting(contender, {}), 2.5, 4.0, 1.0, 1.2, None)
+    best = Prediction(DraftSetting(contender, {}), 2.5, 4.0, 1.0, 1.2, None)
     return list(measured_surfaces(target, [best], REQUESTS, CONFIG, 0.5))
 
 

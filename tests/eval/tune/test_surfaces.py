@@ -15,7 +15,7 @@ from draftsmith.eval.measure.metrics import acceptance
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.rounds import decode
 from draftsmith.eval.report.pays import in_words
-from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
 from draftsmith.eval.tune.surfaces import Surface, by_size, measured_surfaces
 
 REQUESTS = [Request(Prompt(str(n), "all", (), chat=False), [n + 1, n + 2, n + 3], n) for n in range(4)]
@@ -51,11 +51,11 @@ def test_sizes_are_the_predictions(target: Backbone) -> None:
     contender = Contender("m", "M", grids, True, lambda _: make_drafter(target))
     settings = [(grid, size) for grid in grids for size in grid.sizes]
     predictions = [
-        Prediction(Setting(contender, grid.values(size)), 2.0, 3.0, 0.1, 1 + number / 10, None)
+        Prediction(DraftSetting(contender, grid.values(size)), 2.0, 3.0, 0.1, 1 + number / 10, None)
         for number, (grid, size) in enumerate(settings)
     ]
     tempered = {**grids[0].values(2), "drafter.temperature_factors": "[0.9]"}
-    predictions += [Prediction(Setting(contender, values), 2.0, 3.0, 0.1, 9.0, None) for values in ({}, tempered)]
+    predictions += [Prediction(DraftSetting(contender, values), 2.0, 3.0, 0.1, 9.0, None) for values in ({}, tempered)]
     drawn, argmax, tree = by_size(predictions, 1.0)
     assert (drawn.label, drawn.axis) == ("M", "draft length")
     assert (argmax.label, argmax.points[0]) == ("M, likeliest tokens", (1.0, pytest.approx(1.3)))
@@ -67,7 +67,7 @@ def test_sizes_are_the_predictions(target: Backbone) -> None:
 def test_a_real_pair(target: Backbone) -> None:
     config = EvalConfig(max_new_tokens=16, repeats=1)
     contender = Contender("d", "D", (), True, lambda _: make_drafter(target, draft_length=3))
-    best = Prediction(Setting(contender, {}), 2.5, 4.0, 1.0, 1.2, None)
+    best = Prediction(DraftSetting(contender, {}), 2.5, 4.0, 1.0, 1.2, None)
     batch, context, temperature = measured_surfaces(target, [best], REQUESTS, config, 0.0)
     assert [x for x, _ in batch.points] == [1, 2, 4, 8]
     assert [x for x, _ in context.points] == [32, 128]  # no more fits in its 256 positions

@@ -9,7 +9,7 @@ import numpy as np
 from draftsmith.data.prompts import Prompt
 from draftsmith.eval.measure.metrics import Counts
 from draftsmith.eval.measure.requests import Request
-from draftsmith.eval.measure.rounds import Run
+from draftsmith.eval.measure.rounds import AllRounds
 
 
 def requests_of(lengths: list[int], first: int = 0) -> list[Request]:
@@ -32,10 +32,10 @@ def counts_of(steps: int, accepted: list[int]) -> Counts:
     return Counts(steps, steps + sum(accepted), 0, tested_D, passed_D, passed_D.copy())
 
 
-def run_of(counts: list[Counts], **amounts: Any) -> Run:
+def run_of(counts: list[Counts], **amounts: Any) -> AllRounds:
     """A run with these sums; a number stands for a list of it alone."""
     lists = ("seconds_G", "baseline_seconds_G", "tokens_G", "baseline_tokens_G")
     values = {
         name: [value] if name in lists and not isinstance(value, list) else value for name, value in amounts.items()
     }
-    return Run(counts=counts, **values)
+    return AllRounds(counts=counts, **values)

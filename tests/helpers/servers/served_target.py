@@ -28,7 +28,7 @@ from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.rules.acceptance import Rule
 from draftsmith.decoding.sampling import Warper, draw
 from draftsmith.decoding.tree.tree import chain
-from draftsmith.eval.report.pieces import Pieces
+from draftsmith.eval.report.pieces import TokenTexts
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from helpers.servers.server_thread import answering
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         target = self.server.engine.target
         prompt = _prompt(body, target.tokenizer, chat=chat)
         stream = body.get("stream")
-        pieces = Pieces(target.tokenizer)
+        pieces = TokenTexts(target.tokenizer)
         sent: list[int] = []
 
         def watch(tokens: list[int]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.measure.tree_choice import Chosen, Ranks, Speed, Text
+from draftsmith.eval.measure.tree_choice import Chosen, Ranks, Speed, WrittenText
 from draftsmith.launch.measure import tree
 from draftsmith.launch.requests import TreeRequest
 
@@ -28,7 +28,7 @@ def test_every_text_is_drawn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: Any = SimpleNamespace(recipe=SimpleNamespace(eval=config))
     count = 2 * tree._BATCH + 3
     texts = list(tree._answered(target, [[n] for n in range(count)], loaded, 0.7))
-    assert texts == [Text([n], [n + 1]) for n in range(count)]
+    assert texts == [WrittenText([n], [n + 1]) for n in range(count)]
     assert [each["rows"] for each in asked] == [tree._BATCH, tree._BATCH, 3]
     assert [number for each in asked for number in each["requests"]] == list(range(count))
     for each in asked:
@@ -41,7 +41,7 @@ def test_what_is_written_down_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(tree, "processor", lambda: "here")
     ranks = Ranks(np.array([[3, 1], [1, 0]]), np.array([5, 3]))
     chosen = Chosen(((0,), (0, 0)), 1.8, 1.7, 1.3)
-    texts = [Text([1], [2, 3]), Text([1], [2, 3, 4])]
+    texts = [WrittenText([1], [2, 3]), WrittenText([1], [2, 3, 4])]
     loaded: Any = SimpleNamespace(recipe=None)
     request = TreeRequest(temperature=0.5)
     made = tree._facts(request, loaded, texts, ranks, chosen, Speed({1: 1.0, 3: 1.25}, 0.4))

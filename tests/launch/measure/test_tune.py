@@ -18,7 +18,7 @@ from draftsmith.drafters.tuned_file import read_tuned, write_tuned
 from draftsmith.eval.measure.metrics import Interval
 from draftsmith.eval.measure.weight_files import drafter_hash
 from draftsmith.eval.tune.race import Raced
-from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
 from draftsmith.launch.check.early import named
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure.contenders import _that_fits, contenders_of
@@ -138,7 +138,7 @@ def test_what_cannot_be_tuned_is_refused(
 
 def prediction(name: str, speedup: float, pays_from: float | None = None) -> Prediction:
     contender = CONTENDERS[name.split()[0]]
-    return Prediction(Setting(contender, {"drafter.size": name}), 2.0, 5.0, 1.0, speedup, pays_from)
+    return Prediction(DraftSetting(contender, {"drafter.size": name}), 2.0, 5.0, 1.0, speedup, pays_from)
 
 
 CONTENDERS = {name: Contender(name, name, (), True, lambda _: None) for name in "abc"}  # type: ignore[arg-type, return-value]
@@ -202,7 +202,7 @@ def test_two_drafters_of_a_family_are_told_apart(run: Path, tmp_path: Path) -> N
     first, second = contenders_of(pairs, target)
     assert (first.title, second.title) == ("medusa of run", "medusa of other")
     assert (first.own, second.own) == (True, False)  # 9 nodes, 20 nodes
-    assert Setting(first, {}).label == "medusa of run, as the recipe has it"
+    assert DraftSetting(first, {}).label == "medusa of run, as the recipe has it"
     assert max(first.grids[1].sizes) == 4  # no chain is longer than there are heads
     chained, _ = contenders_of(pairs, target, chains=True)
     assert chained.grids == [first.grids[1]]

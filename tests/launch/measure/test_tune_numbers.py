@@ -16,7 +16,7 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.metrics import Interval
 from draftsmith.eval.report.tables import accuracy, off
 from draftsmith.eval.tune.race import Raced
-from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
 from draftsmith.launch.measure import held_out, tune, tune_words
 from draftsmith.launch.measure.held_out import _beginnings, held_out_prompts
 from draftsmith.launch.measure.tree import _nodes
@@ -27,7 +27,7 @@ from helpers.runs.planned_runs import requests_of
 
 def raced(name: str, interval: tuple[float, float, float], *, promised: float = 1.5, size: str = "3") -> Raced:
     contender = Contender(name, Path(name).name, (), True, lambda _values: None)  # type: ignore[arg-type, return-value]
-    prediction = Prediction(Setting(contender, {"eval.draft_length": size}), 2.0, 4.0, 0.5, promised, 1.25)
+    prediction = Prediction(DraftSetting(contender, {"eval.draft_length": size}), 2.0, 4.0, 0.5, promised, 1.25)
     return Raced(prediction, Interval(*interval), Interval(2.5, 2.4, 2.6), 24)
 
 

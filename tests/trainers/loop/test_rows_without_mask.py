@@ -15,7 +15,7 @@ from draftsmith.decoding.backbone.loading import keep_soft_cap
 from draftsmith.drafters.layers import spans
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed import passes
-from draftsmith.trainers.packed.passes import Way, hidden_states, way_through
+from draftsmith.trainers.packed.passes import PackingMode, hidden_states, way_through
 from helpers.models.random_models import random_model
 from helpers.operation_counts import Largest
 from torch import Tensor
@@ -117,11 +117,17 @@ def test_nothing_grows_with_the_square(family: str, sharded: bool, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("window", "tokens", "way"),
-    [(None, 90, Way.APART), (90, 90, Way.APART), (89, 90, Way.SPANS), (23, 90, Way.SPANS), (5, 90, Way.SPANS)]
-    + [(5, 80, Way.MASK)],
+    [
+        (None, 90, PackingMode.APART),
+        (90, 90, PackingMode.APART),
+        (89, 90, PackingMode.SPANS),
+        (23, 90, PackingMode.SPANS),
+        (5, 90, PackingMode.SPANS),
+    ]
+    + [(5, 80, PackingMode.MASK)],
 )
 def test_windows_that_rows_reach_beyond_go_by_spans(
-    window: int | None, tokens: int, way: Way, monkeypatch: pytest.MonkeyPatch
+    window: int | None, tokens: int, way: PackingMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Document by document transformers would make a mask for them, of the square of the row."""
     monkeypatch.setattr(passes, "MASKED", 80)
@@ -134,12 +140,12 @@ def test_pieces_keep_their_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that hold a model together need equally many passes."""
     model = of("qwen3")
     monkeypatch.setattr(passes, "MASKED", 8)
-    assert passes.way_through(model, 9) is passes.Way.APART
-    assert passes.way_through(model, 8) is passes.Way.MASK
+    assert passes.way_through(model, 9) is passes.PackingMode.APART
+    assert passes.way_through(model, 8) is passes.PackingMode.MASK
     monkeypatch.setattr(passes, "is_sharded", lambda _model: True)
     made: list[Any] = []
     batch = packed(50, 33, 9).batch([0])
     passes.over_rows(model.get_decoder(), batch, lambda inputs: made.append(inputs) or [batch["positions"]])
     assert [each["attention_mask"].shape for each in made] == [(1, 1, S, 4)]
     model.set_attn_implementation("eager")
-    assert passes.way_through(model.get_decoder(), 9) is passes.Way.MASK
+    assert passes.way_through(model.get_decoder(), 9) is passes.PackingMode.MASK

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.data.features import engine as asking
-from draftsmith.data.features.engine import Answer, Engine, EngineRequest
+from draftsmith.data.features.engine import AnswerStates, Engine, EngineRequest
 from draftsmith.data.generate.continuations import Wanted
 from draftsmith.trainers.teacher import engine_answers, handshake
 from draftsmith.trainers.teacher.handshake import _distance, _far_from
@@ -22,10 +22,10 @@ def seeds_of(wanted: Wanted, numbers: range) -> list[int]:
     """The seeds that the engine is sent for these answers."""
     asked: list[int] = []
 
-    def answers(prompts: Any, seeds: Any, *, tokens: int, temperature: float) -> list[Answer]:
+    def answers(prompts: Any, seeds: Any, *, tokens: int, temperature: float) -> list[AnswerStates]:
         assert (tokens, temperature) == (3, 0.7)
         asked.extend(seeds)
-        return [Answer([7], torch.zeros(len(each), 1, 2), None) for each in prompts]
+        return [AnswerStates([7], torch.zeros(len(each), 1, 2), None) for each in prompts]
 
     source: Any = SimpleNamespace(answers=answers, keep=lambda _batch, _states: None)
     engine_answers._by_engine(source, wanted)([[1, 2]] * len(numbers), numbers)

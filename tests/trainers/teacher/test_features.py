@@ -38,7 +38,7 @@ from draftsmith.trainers.config import (
 )
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.feed import Feed
-from draftsmith.trainers.loop.loop import Loop, Outcome, Plan
+from draftsmith.trainers.loop.loop import Loop, Plan, RunOutcome
 from draftsmith.trainers.loop.objective import Batch, Objective
 from draftsmith.trainers.method_config import BoostConfig, Eagle3Config, MedusaConfig
 from draftsmith.trainers.packed.masks import document_mask
@@ -251,7 +251,7 @@ def run(
     stop_at: int | None = None,
     micro: int = 2,
     steps: int = STEPS,
-) -> tuple[dict[int, float], Outcome]:
+) -> tuple[dict[int, float], RunOutcome]:
     """A run through the real loop; its losses by step."""
     plan = Plan(
         LoopConfig(
