@@ -7,13 +7,14 @@ to verdict; `eval/notebook.py`, the results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, get_args
 
 from .config import changed
 from .data.prompts import Prompt, render
 from .decoding import engine
+from .decoding.request import check_drafter, check_target, prompt_ids
 from .decoding.sampling import Warper
 from .drafters import registry
 from .drafters.families import FAMILIES
@@ -101,6 +102,7 @@ def generate(
     Returns:
         `tokens`, `texts`, `tau`, and where each token comes from.
     """
+    check_target(target)
     warper = _warper(warper, temperature, top_k, top_p, min_p)
     ends = target.eos_ids if eos_ids is None else eos_ids
     common: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_ids": ends, "seed": seed, **how}
@@ -123,6 +125,7 @@ def autoregressive(
     **how: Any,
 ) -> Decoded:
     """Decode without a drafter, one token per target call: the baseline. Arguments are those of `generate`."""
+    check_target(target)
     warper = _warper(warper, temperature, top_k, top_p, min_p)
     ends = target.eos_ids if eos_ids is None else eos_ids
     common: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_ids": ends, "seed": seed, **how}
@@ -158,6 +161,10 @@ def audit(
     Returns:
         `verdict`, the proofs, and what each would have seen; `text()` has all of it in words.
     """
+    check_target(target)
+    check_drafter(drafter)
+    if decoder not in get_args(proofs.Decoder):
+        raise RequestError(f"decoder is {decoder!r}; expected 'draftsmith' or 'hf'")
     settings = changed(config or AuditConfig(), changes)
     ids = ids_of(target, prompts)
     return proofs.audit(target, drafter, ids, settings, plant=plant, decoder=decoder, rule=rule, toy=toy)
@@ -188,8 +195,11 @@ def measure(
     Raises:
         RequestError: answers so short that no step can be counted, or a report of another drafter or rule.
     """
+    check_target(target)
     drafters = dict(drafter) if isinstance(drafter, Mapping) else {_title(drafter): drafter}
-    settings = changed((config or EvalConfig(sweep=[])).model_copy(update={"prompts": _GIVEN}), changes)
+    settings = changed(config or EvalConfig(sweep=[]), {**changes, "prompts": _GIVEN})
+    for each in drafters.values():
+        check_drafter(each)
     arms = [Arm(name, each) for name, each in drafters.items()]
     if not arms:
         raise RequestError("there is no drafter to measure; expected one, or several by name")
@@ -217,6 +227,8 @@ def _reports(
     if audit is None or isinstance(audit, AuditConfig):
         how = audit or AuditConfig()
         return {name: proofs.audit(target, each, ids, how, rule=settings.rule) for name, each in drafters.items()}
+    if not isinstance(audit, (AuditReport, Mapping)):
+        raise RequestError(f"audit is {audit!r:.60}; expected a report, reports by name, an AuditConfig, or False")
     given = {next(iter(drafters)): audit} if isinstance(audit, AuditReport) else dict(audit)
     for name, each in drafters.items():
         report = given.get(name)
@@ -237,6 +249,9 @@ def _reports(
 def _requests(target: Backbone, prompts: Prompts, settings: EvalConfig) -> tuple[list[Request], int]:
     """What is decoded of the prompts, and how many turns are left out for their length."""
     given = [_as_prompt(each, number) for number, each in enumerate(_listed(prompts), 1)]
+    given = [
+        each if isinstance(each, Prompt) else prompt_ids(each, at, len(given)) for at, each in enumerate(given, 1)
+    ]
     made = [each for each in given if isinstance(each, Prompt)]
     rendered = make_requests(target, made, settings) if made else []
     requests = [
@@ -268,7 +283,15 @@ def _listed(prompts: Prompts) -> Sequence[Any]:
             f"prompts is a single {type(prompts).__name__} ({prompts!r:.60}); expected a list of texts or of token "
             'ids: put it into a list; draftsmith.load_prompts("stdlib") reads a set'
         )
-    return prompts
+    if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+        hint = '; of what a tokenizer returns take ["input_ids"]' if isinstance(prompts, Mapping) else ""
+        raise RequestError(
+            f"prompts is a {type(prompts).__name__} ({prompts!r:.60}); expected a list of texts or of token ids{hint}"
+        )
+    listed = list(prompts)
+    if not listed:
+        raise RequestError("there is no prompt; expected at least one")
+    return listed
 
 
 def _as_prompt(given: Any, number: int) -> Any:
@@ -279,12 +302,17 @@ def _as_prompt(given: Any, number: int) -> Any:
 def _warper(warper: Warper | None, temperature: float, top_k: int, top_p: float, min_p: float) -> Warper:
     own = (temperature, top_k, top_p, min_p)
     if warper is not None:
+        if not callable(warper) or not hasattr(warper, "greedy") or isinstance(warper, type):
+            raise RequestError(f"warper is {warper!r:.60}; expected draftsmith.Warper(temperature=0.8, ...)")
         if own != (0.0, 0, 1.0, 0.0):
             raise RequestError("warper is given beside temperature, top_k, top_p or min_p; expected one of the two")
         return warper
+    for name, value in zip(("temperature", "top_k", "top_p", "min_p"), own, strict=True):
+        if not isinstance(value, SupportsFloat):
+            raise RequestError(f"{name} is {value!r:.60}; expected a number")
     try:
         return Warper(*own)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise RequestError(str(error)) from error
 
 

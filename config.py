@@ -56,6 +56,8 @@ def changed(section: S, values: Mapping[str, Any]) -> S:
         RequestError: a name that is no field, or a value that it cannot have.
     """
     kind = type(section)
+    if not isinstance(section, Section):
+        raise RequestError(f"config is {section!r:.60}; expected a section, as EvalConfig(...), or its fields by name")
     for name in values:
         if name not in kind.model_fields:
             near = difflib.get_close_matches(name, kind.model_fields, n=1)

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from .data.rows.packed import PackedRows, pack
 from .data.rows.prepare import prepare
 from .data.rows.raw import BadRow
 from .data.rows.shapes import Text, Tokens
+from .decoding.request import STATES, check_target, whole, whole_numbers
 from .drafters.families import FAMILIES
 from .errors import DataError, RequestError
 from .eval.measure.probe import tau_probe
@@ -115,7 +116,10 @@ def fit(
     Raises:
         RequestError: a wrong argument, or a folder with another run. Stopped: a signal ended the run.
     """
-    settings = _Settings.of(steps, changes)
+    check_target(target)
+    _check_net(net, loss, drafter)
+    layers = whole_numbers(layers, "layers", STATES)
+    settings = _Settings.of(whole(steps, "steps", least=1), changes)
     make = drafter or _itself(net)
     with _folder(out) as folder, own_kernels():
         train, held_out = rows_of(rows, target, settings.data)
@@ -134,6 +138,21 @@ def fit(
         run_loop(objective, train, held_out, plan, accelerator, **how)
         net.load_state_dict(read_tensors(export_to / _WEIGHTS, remedy="train it again"))
     return make(net.eval())
+
+
+def _check_net(net: Any, loss: Any, drafter: Any) -> None:
+    """Raise RequestError for what cannot be trained, or by no function."""
+    if isinstance(net, type) or not hasattr(net, "state_dict"):
+        raise RequestError(f"net is {net!r:.60}; expected a torch module that is made, as Step()")
+    if not any(each.requires_grad for each in net.parameters()):
+        raise RequestError(
+            f"net, a {type(net).__name__}, has no weight that is trained; expected one with requires_grad, and not "
+            "the target's own model, which is frozen"
+        )
+    for name, value in (("loss", loss), ("drafter", drafter)):
+        if value is not None and not callable(value) or name == "loss" and value is None:
+            made = "loss(net, batch, states)" if name == "loss" else "drafter(net), as a drafter's class"
+            raise RequestError(f"{name} is {value!r:.60}; expected a function {made}")
 
 
 def _itself(net: nn.Module) -> Callable[[Any], Proposer]:
@@ -177,6 +196,8 @@ def rows_of(rows: Any, target: Backbone, data: DataConfig) -> tuple[PackedRows, 
     if isinstance(rows, DataConfig):
         found = prepare(rows, target.tokenizer, out=None)
         return found.train, found.validation
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise RequestError(f"rows is {rows!r:.60}; expected `stdlib`, a file or folder, or texts or token ids")
     return _packed(list(rows), target, data)
 
 
@@ -194,7 +215,7 @@ def _packed(texts: Sequence[Any], target: Backbone, data: DataConfig) -> tuple[P
     """Texts or token ids as rows; some of them are held out."""
     if len(texts) < 2:
         raise RequestError(f"rows holds {len(texts)} texts; expected at least 2, as some are held out")
-    records = [Text(each) if isinstance(each, str) else Tokens(list(each)) for each in texts]
+    records = [_record(each, f"row {number} of {len(texts)}") for number, each in enumerate(texts, 1)]
     documents = []
     for number, each in enumerate(Encoder.of(target.tokenizer, data)(records), 1):
         if isinstance(each, BadRow):
@@ -205,7 +226,16 @@ def _packed(texts: Sequence[Any], target: Backbone, data: DataConfig) -> tuple[P
     for held in (False, True):
         mine = [one for at, own in enumerate(documents) if (at % every == every - 1) == held for one in own]
         made.append(pack(mine, data.sequence_length, pad=0, fingerprint="given", together=data.packing))
+        if not len(made[-1]):
+            raise RequestError(
+                f"the {len(texts)} rows make none that is {'held out' if held else 'trained on'}: they are empty; "
+                "expected texts or token ids of several tokens"
+            )
     return made[0], made[1]
+
+
+def _record(given: Any, place: str) -> Text | Tokens:
+    return Text(given) if isinstance(given, str) else Tokens(whole_numbers(given, place, "a text or token ids"))
 
 
 def _save(net: Any, target: Backbone) -> Save:

@@ -21,7 +21,7 @@ from .backbone.backbone import Backbone, Seen
 from .backbone.kv_cache import KVCache
 from .devices import Spent
 from .graphs import RecordedUniforms, Recordings, Replayed, recordings_for
-from .proposal import Bounded, Committed, FeatureProposer, Proposal, Proposer, Remembering
+from .proposal import Bounded, Committed, FeatureProposer, Proposal, Proposer, Remembering, check_proposal
 from .random import Uniforms, salted
 from .request import Asked, asked_for, check_drafter
 from .rows import DelayedRead, Rows, overwrite
@@ -225,7 +225,11 @@ class _Speculation:
         self.draft_length = drafter.draft_length
 
     def propose(self) -> Proposal:
-        return self._drafter.propose(self.rows.last_B, self._warper, self.draws)
+        last_B, drafter, kinds = self.rows.last_B, self._drafter, self._target.vocabulary
+        proposal = drafter.propose(last_B, self._warper, self.draws)
+        reads = not self._kv_cache.static
+        check_proposal(proposal, last_B, kinds, drafter, draws=not self._warper.greedy, reads=reads)
+        return proposal
 
     def verify(self, proposal: Proposal) -> Outcome:
         rows, kv_cache = self.rows, self._kv_cache

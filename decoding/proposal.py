@@ -14,11 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import RequestError
 from .random import Uniforms
 from .sampling import Warper
 from .tree.tree import AnyTree
@@ -114,6 +115,67 @@ class Committed:
         root_B1 = torch.zeros_like(self.path_BD[:, :1])
         node_BE = torch.cat([root_B1, self.path_BD.clamp_min(0)], 1)
         return pick(self.features_BNF, node_BE)
+
+
+def check_proposal(
+    proposal: Any, last_B: Tensor, vocabulary: int, drafter: object, *, draws: bool, reads: bool
+) -> None:
+    """Raise RequestError for what `propose` may not return.
+
+    `draws`: whether tokens are drawn, so that the q of drawn drafts is needed; `reads`: whether the host may read
+    values, for which it waits.
+    """
+    found = _misfit(proposal, last_B, vocabulary, draws=draws)
+    if not found and reads:
+        found = _wrong_ids(proposal.tokens_BN, last_B, vocabulary)
+    if found:
+        raise RequestError(
+            f"{type(drafter).__name__}.propose returned {found}; draftsmith.Proposal says what it holds"
+        )
+
+
+def _misfit(proposal: Any, last_B: Tensor, vocabulary: int, *, draws: bool) -> str:
+    """What is wrong with a proposal, as the end of a sentence; empty if nothing is."""
+    if not isinstance(proposal, Proposal):
+        return f"{_shown(proposal)}; expected a draftsmith.Proposal"
+    if not isinstance(proposal.tree, AnyTree):
+        return f"{_shown(proposal.tree)} as tree; expected draftsmith.chain(K) or a draftsmith.Tree"
+    if not isinstance(proposal.sampling, DraftSampling):
+        return f"{_shown(proposal.sampling)} as sampling; expected one of draftsmith.DraftSampling"
+    tokens_BN, shape = proposal.tokens_BN, [len(last_B), len(proposal.tree)]
+    if not isinstance(tokens_BN, Tensor) or list(tokens_BN.shape) != shape or tokens_BN.is_floating_point():
+        return (
+            f"{_shown(tokens_BN)} as tokens_BN; expected int64 of shape {shape}: a row for each of {shape[0]} texts, "
+            f"a column for each of the tree's {shape[1]} nodes, the root included"
+        )
+    q_BNV, drawn = (
+        proposal.q_BNV,
+        draws and proposal.sampling in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT),
+    )
+    if drawn and (not isinstance(q_BNV, Tensor) or list(q_BNV.shape) != [*shape, vocabulary]):
+        return (
+            f"{_shown(q_BNV)} as q_BNV; expected fp32 of shape {[*shape, vocabulary]}: for every node, leaves too, "
+            "the distribution over the target's vocabulary that its children were drawn from"
+        )
+    return ""
+
+
+def _wrong_ids(tokens_BN: Tensor, last_B: Tensor, vocabulary: int) -> str:
+    low, high = (int(each) for each in tokens_BN.aminmax())
+    if low < 0 or high >= vocabulary:
+        return f"the token id {low if low < 0 else high}; expected ids of the target, 0 to {vocabulary - 1}"
+    if not tokens_BN[:, 0].equal(last_B):
+        return (
+            f"{tokens_BN[:, 0].tolist()!r:.80} as the roots, tokens_BN[:, 0]; expected the last tokens that it was "
+            f"given, {last_B.tolist()!r:.80}, with the drafts behind them"
+        )
+    return ""
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+    return f"{value!r:.80}"
 
 
 def pick(x_BNY: Tensor, at_BX: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from ..errors import RequestError
 if TYPE_CHECKING:
     from .backbone.backbone import Backbone
 
+STATES = "a list of the numbers of hidden states, -1 the last, () for none"
+_ASKED_OF_DRAFTERS = ("draft_length", "nodes", "draft_steps", "reset", "observe")
 _IDS = "token ids, whole numbers from 0, as tokenizer(text).input_ids makes them"
 
 
@@ -58,6 +60,15 @@ def asked_for(
     return request
 
 
+def check_target(target: object) -> None:
+    """Raise RequestError for what is no target, a model of `transformers` among it."""
+    if not hasattr(target, "eos_ids") or not hasattr(target, "prefill"):
+        raise RequestError(
+            f"target is a {type(target).__name__}; expected what draftsmith.load_target(folder, hub name or 'tiny') "
+            "returns"
+        )
+
+
 def check_drafter(drafter: object) -> None:
     """Raise RequestError for what cannot draft."""
     if isinstance(drafter, type) or not hasattr(drafter, "propose"):
@@ -65,6 +76,15 @@ def check_drafter(drafter: object) -> None:
             f"the drafter is {_short(drafter)}; expected one that is made: load_drafter(folder, target) for one that "
             "was trained, PromptLookup() for one that needs no training. Without a drafter decodes `autoregressive`"
         )
+    if hasattr(drafter, "draft_length"):  # of which others are made
+        whole(drafter.draft_length, f"draft_length of {type(drafter).__name__}", least=0)
+    missing = [name for name in _ASKED_OF_DRAFTERS if not hasattr(drafter, name)]
+    if missing:
+        raise RequestError(
+            f"{type(drafter).__name__} drafts, and has no {', '.join(missing)}; derive the class from "
+            "draftsmith.Drafter, which has a default for everything but `propose`"
+        )
+    whole_numbers(getattr(drafter, "layers", ()), f"layers of {type(drafter).__name__}", STATES)
 
 
 def whole(value: object, name: str, *, least: int | None = None) -> int:
@@ -103,10 +123,12 @@ def _prompts(prompts: object) -> list[list[int]]:
         )
     if not rows:
         raise RequestError("there is no prompt; expected at least one")
-    return [_prompt(row, f"number {number} of {len(rows)}") for number, row in enumerate(rows, 1)]
+    return [prompt_ids(row, number, len(rows)) for number, row in enumerate(rows, 1)]
 
 
-def _prompt(row: object, place: str) -> list[int]:
+def prompt_ids(row: object, number: int, count: int) -> list[int]:
+    """The token ids that a prompt is, `number` of `count`; a RequestError says which is none."""
+    place = f"number {number} of {count}"
     ids = whole_numbers(row, f"prompt {place}", _IDS)
     if not ids:
         raise RequestError(f"a prompt is empty, {place}; expected at least one token")

@@ -216,11 +216,97 @@ def test_a_drafter_of_ones_own_reads_states_of_the_target(target: Backbone) -> N
         (lambda t: draftsmith.measure(t, table_of(t), IDS, repeats=0), "repeats: found 0; Input should be greater"),
         (lambda t: draftsmith.measure(t, table_of(t), IDS, max_new_tokens=2), "set --eval.max_new_tokens 4"),
         (lambda t: draftsmith.measure(t, {}, IDS), "there is no drafter to measure"),
+        (lambda t: draftsmith.measure(t, [table_of(t)], IDS), "the drafter is .*; expected one that is made"),
+        (lambda t: draftsmith.measure(t, table_of(t), []), "there is no prompt"),
+        (lambda t: draftsmith.measure(t, table_of(t), [None]), "prompt number 1 of 1 is None; expected token ids"),
+        (
+            lambda t: draftsmith.measure(t, table_of(t), IDS, {"repeats": 1}),
+            "config is {'repeats': 1}; expected a sec",
+        ),
+        (lambda t: draftsmith.measure(t, table_of(t), IDS, audit="yes"), "audit is 'yes'; expected a report"),
+        (lambda t: draftsmith.audit(t, table_of(t), []), "there is no prompt"),
+        (lambda t: draftsmith.audit(t, table_of(t), IDS, decoder="vllm"), "decoder is 'vllm'; expected 'draftsmith'"),
+        (lambda t: draftsmith.audit(t.model, table_of(t), IDS), "target is a Qwen3ForCausalLM; expected what draftsm"),
+        (
+            lambda t: draftsmith.generate("tiny", table_of(t), IDS),
+            "target is a str; expected what draftsmith.load_targ",
+        ),
+        (
+            lambda t: draftsmith.generate(t, table_of(t), {"input_ids": IDS}),
+            "prompts is a dict .*of what a tokenizer returns take",
+        ),
+        (lambda t: draftsmith.generate(t, table_of(t), None), "prompts is a NoneType .*; expected a list of texts"),
+        (lambda t: draftsmith.generate(t, table_of(t), IDS, temperature="1"), "temperature is '1'; expected a number"),
+        (lambda t: draftsmith.generate(t, table_of(t), IDS, warper="greedy"), "warper is 'greedy'; expected draftsm"),
     ],
 )
 def test_wrong_arguments_are_named(call: Any, said: str, target: Backbone) -> None:
     with pytest.raises(RequestError, match=said):
         call(target)
+
+
+class Returning(draftsmith.Drafter):
+    """It returns what a test wants it to."""
+
+    def __init__(self, made: Any) -> None:
+        self.made, self.draft_length = made, 1
+
+    def propose(self, last_B: Tensor, warper: draftsmith.Warper, uniforms: Uniforms) -> draftsmith.Proposal:
+        tokens_BN, q_BNV = torch.stack([last_B, last_B], 1), torch.full((len(last_B), 2, 61), 1 / 61)
+        return self.made(tokens_BN, draftsmith.chain(1), draftsmith.DraftSampling.IID, q_BNV)
+
+
+class Bare:
+    """A class that derives from nothing."""
+
+    def propose(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda *_: None, r"Returning.propose returned None; expected a draftsmith.Proposal"),
+        (
+            lambda t, tree, how, q: draftsmith.Proposal(t, [-1, 0], how, q),
+            r"\[-1, 0\] as tree; expected draftsmith.ch",
+        ),
+        (lambda t, tree, how, q: draftsmith.Proposal(t, tree, "iid", q), "'iid' as sampling; expected one of"),
+        (lambda t, tree, how, q: draftsmith.Proposal(t[:, 1:], tree, how, q), r"int64 of shape \[2, 1\] as tokens_BN"),
+        (
+            lambda t, tree, how, q: draftsmith.Proposal(t * 1.0, tree, how, q),
+            r"float32 of shape \[2, 2\] as tokens_BN",
+        ),
+        (
+            lambda t, tree, how, q: draftsmith.Proposal(t, tree, how),
+            r"None as q_BNV; expected fp32 of shape \[2, 2, 61",
+        ),
+        (lambda t, tree, how, q: draftsmith.Proposal(t, tree, how, q[:, :1]), r"\[2, 1, 61\] as q_BNV; expected fp32"),
+        (
+            lambda t, tree, how, q: draftsmith.Proposal(t + 99, tree, how, q),
+            r"the token id \d+; expected ids of the tar",
+        ),
+        (
+            lambda t, tree, how, q: draftsmith.Proposal(t - 99, tree, how, q),
+            r"the token id -\d+; expected ids of the ta",
+        ),
+        (lambda t, tree, how, q: draftsmith.Proposal((t + 1) % 61, tree, how, q), "as the roots, tokens_BN"),
+    ],
+)
+def test_a_proposal_that_is_none_is_named(made: Any, said: str, target: Backbone) -> None:
+    with pytest.raises(RequestError, match=said):
+        draftsmith.generate(target, Returning(made), IDS, temperature=1.0)
+
+
+def test_a_drafter_that_lacks_something_is_named(target: Backbone) -> None:
+    for change, said in (
+        (None, "Bare drafts, and has no draft_length, nodes, draft_steps, reset, observe; derive the class from"),
+        ({"draft_length": "2"}, "draft_length of Table is '2'; expected a whole number"),
+        ({"layers": -1}, "layers of Table is -1; expected a list of the numbers of hidden states"),
+    ):
+        drafter: Any = Bare() if change is None else table_of(target)
+        vars(drafter).update(change or {})
+        with pytest.raises(RequestError, match=said):
+            draftsmith.generate(target, drafter, IDS)
 
 
 def test_a_run_is_named_by_its_folder(tmp_path: Path, target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
@@ -247,3 +248,31 @@ def test_a_recipe_is_a_dict_and_values_are_named_as_python_names_them(
 def test_wrong_values_of_a_recipe_are_named(recipe: Any, overrides: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=said):
         draftsmith.train(recipe, out=tmp_path / "run", **overrides)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"net": Bigram}, "net is <class .*; expected a torch module that is made"),
+        ({"net": nn.Identity()}, "net, a Identity, has no weight that is trained"),
+        ({"loss": None}, r"loss is None; expected a function loss\(net, batch, states\)"),
+        ({"drafter": "x"}, r"drafter is 'x'; expected a function drafter\(net\)"),
+        ({"layers": -1}, "layers is -1; expected a list of the numbers of hidden states"),
+        ({"steps": "x"}, "steps is 'x'; expected a whole number of at least 1"),
+        ({"rows": 5}, "rows is 5; expected `stdlib`, a file or folder"),
+        ({"rows": [[1, 2], None]}, "row 2 of 2 is None; expected a text or token ids"),
+        ({"rows": [["a"], ["b"]]}, "row 1 of 2 holds 'a'; expected a text or token ids"),
+        ({"target": "tiny"}, "target is a str; expected what draftsmith.load_target"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(
+    change: dict[str, Any], said: str, target: Backbone, rows: PackedRows
+) -> None:
+    given = {"target": target, "net": Bigram(), "loss": loss, "rows": rows, "drafter": Drafting, "steps": 2, **change}
+    with pytest.raises(RequestError, match=said):
+        draftsmith.fit(**given, **SMALL)
+
+
+def test_rows_without_a_token_are_named() -> None:
+    with pytest.raises(RequestError, match="the 2 rows make none that is trained on: they are empty"):
+        rows_of(["", ""], load_target(SHALLOW), DataConfig())
