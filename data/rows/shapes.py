@@ -115,21 +115,6 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names under which a turn keeps its thoughts apart from its content."""
 
 
-def with_thoughts_named(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose thoughts have every name that templates read: `thinking` for gpt-oss, the first one for others.
-
-    Newer releases of `transformers` name them so by themselves; older ones drop what a template does not find.
-    """
-    made = []
-    for message in messages:
-        thoughts = next((message[name] for name in THOUGHTS if message.get(name) is not None), None)
-        named = (
-            {} if thoughts is None else {"reasoning_content": thoughts, "thinking": message.get("thinking", thoughts)}
-        )
-        made.append({**message, **named})
-    return made
-
-
 def find_shape(columns: Iterable[str]) -> RowShape | None:
     """The first shape all of whose columns are there."""
     present = set(columns)

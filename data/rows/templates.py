@@ -19,7 +19,7 @@ from ...errors import DataError, DraftsmithError, RequestError
 from .chats.calls import with_text
 from .raw import BadRow
 from .sandbox.bounded import CLOCK, bounded
-from .shapes import Chat, with_thoughts_named
+from .shapes import THOUGHTS, Chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,7 +81,7 @@ def render_chat(
             text.encode()  # a template may write half of a UTF-16 pair, which no tokenizer takes
         return text
 
-    named = with_thoughts_named(messages)
+    named = _with_thoughts_named(messages)
     try:
         return rendered(named)
     except BadRow:
@@ -90,6 +90,19 @@ def render_chat(
             raise
         # a template that puts the arguments of calls together as texts takes no objects
         return rendered(as_text)
+
+
+def _with_thoughts_named(messages: Messages) -> list[dict[str, Any]]:
+    """Messages whose thoughts have every name that templates read: `thinking` for gpt-oss, the first one for others.
+
+    Newer releases of `transformers` name them so by themselves; older ones drop what a template does not find.
+    """
+    made = []
+    for message in messages:
+        thoughts = next((message[name] for name in THOUGHTS if message.get(name) is not None), None)
+        named = {"thinking": thoughts, **message, "reasoning_content": thoughts}
+        made.append(message if thoughts is None else named)
+    return made
 
 
 @contextmanager
@@ -216,7 +229,7 @@ class ChatTemplate:
         """The characters of `text`, as `write` made it of the messages, that the template marks as generated."""
         from transformers.utils import chat_template_utils
 
-        messages = with_thoughts_named([{k: v for k, v in m.items() if v is not None} for m in messages])
+        messages = _with_thoughts_named([{k: v for k, v in m.items() if v is not None} for m in messages])
         render: Any = chat_template_utils.render_jinja_template
         with _refusals(messages, chat.tools, self.values, self.day):
             rendered, spans = render(

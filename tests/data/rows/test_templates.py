@@ -16,6 +16,7 @@ from draftsmith.data.rows.templates import ChatTemplate, named_template, render_
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.errors import DataError, RequestError
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 MARKED = named_template("chatml")
 UNMARKED = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", MARKED)
@@ -193,3 +194,16 @@ def test_no_template(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None
 def test_a_turn_that_is_written_otherwise_when_last(tokenizer: PreTrainedTokenizerFast) -> None:
     text = taught(with_template(tokenizer, LAST_REASONS), CHATS["multi-turn"])
     assert text == "<think></think>quick<|im_end|>/|<think></think>lazy dog<|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
+def test_thoughts_have_the_name_that_a_template_reads(
+    tokenizer: PreTrainedTokenizerFast, name: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older releases of transformers leave the names as they are."""
+    monkeypatch.setattr(chat_template_utils, "_alias_reasoning_fields", lambda chat: chat, raising=False)
+    template = "{%- for m in messages %}{{ m.role + ': ' + (m." + read + " or '') + m.content + '\n' }}{%- endfor %}"
+    chat = [say("user", "why"), say("assistant", "no", **{name: "so, "})]
+    text = render_chat(tokenizer, chat, answer_next=False, template=template)
+    assert text == "user: why\nassistant: so, no\n"

@@ -32,6 +32,19 @@ def test_a_family_that_a_release_gets_wrong_is_refused(
         load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize(("release", "refused"), [("5.17.0", True), ("5.23.0", False)])
+def test_a_family_that_a_release_cannot_run_is_refused(
+    release: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: Any = SimpleNamespace(get_text_config=lambda **_: SimpleNamespace(model_type="olmo_hybrid"))
+    monkeypatch.setattr(metadata, "version", lambda _package: release)
+    if not refused:
+        check_release(config)
+        return
+    with pytest.raises(EnvironmentFailure, match=r"type olmo_hybrid wrongly, or not at all.*'transformers>=5.23'"):
+        check_release(config)
+
+
 @pytest.mark.parametrize(("cap", "implementation"), [(0.5, OWN), (None, NAME)])
 def test_a_cap_does_not_depend_on_what_a_release_gives_to_sdpa(cap: float | None, implementation: str) -> None:
     """Transformers 5.17 lets Gemma 2 take SDPA, and leaves the cap out."""

@@ -18,6 +18,7 @@ from helpers.models.random_models import random_model, ready
 from helpers.models.small_drafters import FAMILIES, make_on_target
 from torch import Tensor
 from transformers import AutoConfig
+from transformers.modeling_rope_utils import RopeParameters
 
 ORIGINAL, CONTEXT = 16, 128
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL}
@@ -56,6 +57,16 @@ def test_angles_are_those_of_the_targets_own_class(rope: dict[str, Any]) -> None
     for mine, wanted, unscaled in zip(ours, theirs, plain, strict=True):
         torch.testing.assert_close(mine[:, 0], wanted, rtol=1e-6, atol=1e-6)
         assert rope["rope_type"] == "dynamic" or not torch.allclose(unscaled, mine, atol=0.05)
+
+
+def test_words_that_a_release_does_not_list_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 reads them and leaves them out of its list of what a scaling may have."""
+    words = {"truncate": False, "mscale": 1.0, "mscale_all_dim": 0.5}
+    for name in words:
+        monkeypatch.delitem(RopeParameters.__annotations__, name, raising=False)
+    scaling = LayerShape.of(target_with(YARN | words).config).rope_scaling
+    assert scaling is not None
+    assert {name: scaling.get(name) for name in words} == words
 
 
 def test_of_positions_by_kind_of_layer_those_of_full_attention_are_followed() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT
-from draftsmith.decoding.backbone.cut import Cut, check_layers, check_team
+from draftsmith.decoding.backbone.cut import Cut, _cut_products, check_layers, check_team
 from draftsmith.decoding.backbone.hidden_states import decoder_of
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import EnvironmentFailure, RequestError
@@ -186,6 +188,16 @@ def test_processes_that_decode_other_tokens_are_seen(tmp_path: Path) -> None:
     for process in team:
         process.join()
     assert all("have decoded different tokens" in ranks.error(tmp_path, rank) for rank in (0, 1))
+
+
+def test_an_older_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no plan of a model's parts to lay over a team."""
+    for owner in PreTrainedModel.__mro__:
+        if "_expand_parallel_plan" in vars(owner):
+            monkeypatch.delattr(owner, "_expand_parallel_plan")
+    mesh: Any = SimpleNamespace(size=lambda: 2)
+    with pytest.raises(EnvironmentFailure, match=rf"newer transformers than {transformers.__version__}"):
+        _cut_products(random_model("qwen3", **GROUPED), mesh)
 
 
 @pytest.mark.parametrize(
