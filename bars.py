@@ -1,6 +1,6 @@
 """Bars of progress: on a terminal and in a notebook, nothing elsewhere.
 
-Read next: `eval/live.py` and `trainers/loop/progress.py`, which show them.
+Read next: `eval/measure/rounds.py` and `trainers/loop/progress.py`, which show them.
 """
 
 from __future__ import annotations
@@ -24,3 +24,8 @@ def bar(**how: Any) -> tqdm[Any]:
 
         return of_the_notebook(**settings)
     return tqdm(**settings)
+
+
+def live(stage: str, total: int, unit: str) -> tqdm[Any]:
+    """A line that is gone when its stage is done, with the time left; call `update` with how much was done."""
+    return bar(total=total, desc=stage, unit=unit, dynamic_ncols=True)

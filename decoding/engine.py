@@ -115,17 +115,14 @@ def generate(
     static = target.device.type == "cuda" if static is None else static
     if isinstance(drafter, Bounded):
         drafter.hold_to(target.vocabulary)
-    salt = drafter.salt() if isinstance(drafter, Remembering) else 0
-    uniforms = uniforms or Uniforms(salted(asked.seed, salt), asked.requests, target.device)
+    uniforms = uniforms or _streams(asked, drafter, target.device)
     kv_cache = _kv_cache(asked, drafter.nodes, static=static)
     start = time.perf_counter()
     layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
     features: list[Tensor] = []
     first_BV = target.prefill(asked.prompts, kv_cache, layers=layers, features=features)
     rows = _begin(first_BV, asked, warper, uniforms)
-    drafter.reset(asked.prompts, asked.max_new_tokens + drafter.draft_length + 1, static=static)
-    if isinstance(drafter, FeatureProposer):
-        drafter.begin(features)
+    _ready(drafter, asked, features, static=static)
     recordings = recordings_for(graphs, target, static=static, tokens=asked.max_new_tokens, drafter=drafter, rule=rule)
     step = _Step(_Speculation(target, drafter, kv_cache, rows, warper, uniforms, rule), recordings)
     done_prefill = time.perf_counter()
@@ -198,6 +195,19 @@ def autoregressive(
     return Generation(
         tokens, _undrafted(tokens), log, done_prefill - start, seconds, calls, recording_seconds=recorded
     )
+
+
+def _streams(asked: Asked, drafter: Proposer, device: torch.device) -> Uniforms:
+    """The rows' random numbers; behind a drafter that remembers, of this call alone."""
+    salt = drafter.salt() if isinstance(drafter, Remembering) else 0
+    return Uniforms(salted(asked.seed, salt), asked.requests, device)
+
+
+def _ready(drafter: Proposer, asked: Asked, features: list[Tensor], *, static: bool) -> None:
+    """Tell a drafter what is decoded, and the hidden states of the prompts where it reads some."""
+    drafter.reset(asked.prompts, asked.max_new_tokens + drafter.draft_length + 1, static=static)
+    if isinstance(drafter, FeatureProposer):
+        drafter.begin(features)
 
 
 def _undrafted(tokens: list[list[int]]) -> list[list[str]]:

@@ -94,10 +94,6 @@ def test_no_circle_of_families() -> None:
     assert circles(rooms) == []
 
 
-MENDED_NEXT = {(ROOT / "trainers/loop", ROOT / "trainers/student")}
-"""Pairs that still need each other: a compiled objective is asked of the student, which needs the objective's types."""
-
-
 def mutual(graph: Mapping[Path, set[Path]]) -> set[tuple[Path, Path]]:
     """Pairs of folders whose files need each other; a folder and what stands inside of it are one."""
     needs: dict[Path, set[Path]] = {}
@@ -113,7 +109,7 @@ def mutual(graph: Mapping[Path, set[Path]]) -> set[tuple[Path, Path]]:
 
 def test_no_two_folders_need_each_other() -> None:
     """At run time, imports inside functions counted."""
-    assert mutual(import_graph(ROOT, TREES)) <= MENDED_NEXT
+    assert mutual(import_graph(ROOT, TREES)) == set()
 
 
 def test_folders_that_need_each_other_are_seen() -> None:
@@ -128,8 +124,6 @@ def test_folders_that_need_each_other_are_seen() -> None:
 
 
 FEWEST_LINES = 40
-WAITING = {"launch/recipe/machine.py", "trainers/losses/unlikelihood.py"}
-"""Small files whose only reader is about to take them in."""
 
 
 def test_no_small_file_has_one_reader() -> None:
@@ -143,7 +137,7 @@ def test_no_small_file_has_one_reader() -> None:
     small = [
         path for path in ALL if not path.stem.startswith("__") and len(path.read_text().splitlines()) < FEWEST_LINES
     ]
-    assert {name_of(path) for path in small if len(readers.get(path, ())) == 1} <= WAITING
+    assert {name_of(path) for path in small if len(readers.get(path, ())) == 1} == set()
 
 
 def test_no_class_name_is_taken_twice() -> None:

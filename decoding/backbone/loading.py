@@ -128,28 +128,16 @@ def load_model(
             _check_not_both(path, cut, quantised)
             made = type(skeleton(config, trust_remote_code))
             loader = cut_class(made, cut, cut.mesh(device))
-        try:
-            with _without_report():
-                loaded: Any = loader.from_pretrained(
-                    source,
-                    config=config,
-                    revision=revision,
-                    dtype=_DTYPES[dtype],
-                    trust_remote_code=trust_remote_code,
-                    use_safetensors=True,
-                    output_loading_info=True,
-                    **placed,
-                )
-        except RuntimeError as error:
-            if "ignore_mismatched_sizes" not in str(error):  # out of memory, for instance
-                raise
-            raise ValueError("its weights are of other sizes than its config.json says") from error
-        model, report = loaded
+        model = _read(
+            loader,
+            source,
+            config=config,
+            revision=revision,
+            dtype=_DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+            **placed,
+        )
         keep_soft_cap(model)
-        missing = sorted(report["missing_keys"])
-        if missing:  # which transformers fills with random numbers, and a warning
-            others = f" and {len(missing) - 1} others" * (len(missing) > 1)
-            raise ValueError(f"its weights lack {missing[0]}{others}")
         if layers is not None:
             _set_layers(model.config.get_text_config(decoder=True), *whole)
         if cut is not None:
@@ -159,6 +147,26 @@ def load_model(
         if quantised:
             check_projection(model, path)
         return model
+
+
+def _read(loader: Any, source: str, **how: Any) -> Any:
+    """The model that `loader` reads, every weight of it from the files.
+
+    Raises:
+        ValueError: weights are missing, or of other sizes than the config's.
+    """
+    try:
+        with _without_report():
+            model, report = loader.from_pretrained(source, use_safetensors=True, output_loading_info=True, **how)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):  # out of memory, for instance
+            raise
+        raise ValueError("its weights are of other sizes than its config.json says") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # which transformers fills with random numbers, and a warning
+        others = f" and {len(missing) - 1} others" * (len(missing) > 1)
+        raise ValueError(f"its weights lack {missing[0]}{others}")
+    return model
 
 
 def _check_not_both(path: str, cut: Cut, quantised: bool) -> None:

@@ -16,6 +16,7 @@ from weakref import ReferenceType, ref
 
 import torch
 
+from ...bars import live
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import generate
 from ...decoding.proposal import Proposer
@@ -27,7 +28,6 @@ from ...drafters.model.ensemble import Ensemble
 from ...errors import RequestError
 from ...storage.formats import AUDIT
 from ..config import AuditConfig
-from ..live import live
 from ..notebook import Shown
 from .enumeration import Enumeration, enumerate_decoding
 from .plants import PLANTS, Plant

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ...bars import live
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import Generation, autoregressive, generate
 from ...decoding.sampling import Warper
 from ..config import EvalConfig
-from ..live import live
 from .arms import Arm
 from .metrics import Counts, Floats, Interval, counts_of, ratio
 from .requests import Request

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...bars import live
 from ...data.generate.journal import REJECTED, Journal
 from ...data.generate.server_request import ServerRequest
 from ...data.generate.transport import Refused, Transport
 from ...errors import EnvironmentFailure
 from ..config import AuditConfig
-from ..live import live
 from ..measure.environment import environment
 from ..measure.requests import Request
 from .answer import Answer

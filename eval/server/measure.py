@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...bars import live
 from ...data.generate.journal import Journal
 from ...data.generate.server_request import ServerRequest
 from ...data.prompts import Prompt
 from ...errors import EnvironmentFailure
 from ..config import EvalConfig
-from ..live import live
 from ..measure.environment import environment
 from .blocks import AskedServer, Half, Load, Numbered
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from draftsmith.eval.live import live
+from draftsmith.bars import live
 
 
 @pytest.mark.parametrize("terminal", [True, False])

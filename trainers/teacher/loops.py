@@ -2,7 +2,7 @@
 
 Sequence-level unlikelihood (Welleck et al. 2020, arXiv 1908.04319, section 5.2): a greedy continuation of a prompt
 from the text is what decoding will write; where it repeats itself, its tokens become labels to avoid. Read next:
-`losses/unlikelihood.py`, the loss; `rollouts.py`, the writing.
+`../target.py`, the loss; `rollouts.py`, the writing.
 
 Shapes: R rows of this process, S tokens of a row.
 """

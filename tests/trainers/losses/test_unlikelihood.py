@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from draftsmith.trainers.losses.unlikelihood import cross_entropy_or_unlikelihood, to_avoid
+from draftsmith.trainers.target import cross_entropy_or_unlikelihood, to_avoid
 
 V = 7
 
