@@ -24,6 +24,7 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.passed_tests import NAMES, digest_of, lines_of
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
+from draftsmith.benchmarks.gpu_tests import notes_of
 from draftsmith.benchmarks.house import tracked
 
 ROOT = Path(draftsmith.__file__).parent
@@ -105,8 +106,6 @@ def assembled(sitting: Sitting, args: argparse.Namespace) -> Record:
     whole = sum(counts.values(), Counter())
     rows.append({"folder": "all", **{kind: float(whole[kind]) for kind in kinds}})
     reasons = Counter(entry["skipped"] for entry in known.values() if entry["skipped"])
-    notes = [f"Failed: {', '.join(f'`{test}`' for test in sitting.failed)}."] if sitting.failed else []
-    notes += [f"Left out, {count}: {reason}." for reason, count in reasons.most_common()]
     return record_of(
         args,
         title="Every test",
@@ -115,7 +114,7 @@ def assembled(sitting: Sitting, args: argparse.Namespace) -> Record:
         formats=dict.fromkeys(kinds, ".0f"),
         rows=rows,
         tables={"folders": table_of(HEADS)},
-        notes=notes,
+        notes=notes_of(sitting.failed, reasons),
     )
 
 

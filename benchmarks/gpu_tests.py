@@ -15,7 +15,7 @@ import argparse
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,8 +113,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def assembled(tally: Tally, args: argparse.Namespace) -> Record:
     """What was run, by file."""
-    notes = [f"Failed: {', '.join(f'`{name}`' for name in tally.failed)}."] if tally.failed else []
-    notes += [f"Left out, {count}: {reason}." for reason, count in tally.reasons.most_common()]
     return record_of(
         args,
         title=f"Tests on a GPU: {', '.join(args.tests)}",
@@ -125,8 +123,14 @@ def assembled(tally: Tally, args: argparse.Namespace) -> Record:
         formats={**dict.fromkeys(("passed", "failed", "skipped", "late"), ".0f"), "seconds": ".1f"},
         rows=tally.rows,
         tables={"files": table_of(HEADS)},
-        notes=notes,
+        notes=notes_of(tally.failed, tally.reasons),
     )
+
+
+def notes_of(failed: Sequence[str], reasons: Counter[str]) -> list[str]:
+    """Which tests failed, and by what reasons others were left out."""
+    notes = [f"Failed: {', '.join(f'`{name}`' for name in failed)}."] if failed else []
+    return notes + [f"Left out, {count}: {reason}." for reason, count in reasons.most_common()]
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

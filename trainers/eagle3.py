@@ -30,9 +30,9 @@ from .losses.mix import Mix
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
 from .sections import Run, Sections
-from .spine import DrafterObjective, begun
+from .spine import DrafterObjective, begun_in_vocabulary
 from .student.compared import Student
-from .student.fused import chosen_layers, covered_by_half, draft_vocabulary, frequent_tokens, say_covered
+from .student.fused import chosen_layers, covered_by_half, draft_vocabulary
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
 
@@ -116,8 +116,4 @@ class Eagle3Objective(DrafterObjective):
 
 def build(run: Run, target: Backbone, rows: Prepared) -> Eagle3Objective:
     """What a run trains: a fresh network, or the one that `model.start_from` names, with its draft vocabulary."""
-    ids = frequent_tokens(rows.train, min(run.recipe.eagle3.vocabulary, target.vocabulary))
-    net = student(run.recipe, target.model, ids)
-    objective = begun(Eagle3Objective, run.recipe, net, target)
-    say_covered(rows.train, net.ids_U.tolist())
-    return objective
+    return begun_in_vocabulary(Eagle3Objective, student, run.recipe.eagle3.vocabulary, run, target, rows)

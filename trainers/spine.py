@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
 from ..decoding.backbone.hidden_states import LAST
 from ..drafters.layers.row_split import RowSplit
@@ -28,6 +29,7 @@ from .loop.objective import Batch, Objective
 from .loop.sharding import standalone
 from .methods import METHODS
 from .sections import MakeProbe, Run, Sections
+from .student.fused import frequent_tokens, say_covered
 from .student.warm_start import warm_started
 from .teacher.features import OnlineFeatures
 from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
@@ -81,6 +83,21 @@ def begun(
 ) -> _Goal:
     """The objective of a run: `draft` with the weights that `model.start_from` names, written as its own family."""
     return kind(recipe, warm_started(draft, recipe, target), target.model, saver(target, draft.family))
+
+
+def begun_in_vocabulary(
+    kind: Callable[[Sections, Any, PreTrainedModel, Save], _Goal],
+    make: Callable[[Sections, PreTrainedModel, Sequence[int]], Any],
+    size: int,
+    run: Run,
+    target: Backbone,
+    rows: Prepared,
+) -> _Goal:
+    """`begun` with a network over a draft vocabulary, the `size` most frequent labels; what it covers is said."""
+    draft = make(run.recipe, target.model, frequent_tokens(rows.train, min(size, target.vocabulary)))
+    objective = begun(kind, run.recipe, draft, target)
+    say_covered(rows.train, draft.ids_U.tolist())
+    return objective
 
 
 # ---- the objective ----------------------------------------------------------------------------

@@ -33,9 +33,9 @@ from ..losses.terms import check_terms
 from ..packed.passes import are_long
 from ..pruning.sizes import check_not_pruned
 from ..sections import Run, Sections
-from ..spine import DrafterObjective, begun
+from ..spine import DrafterObjective, begun_in_vocabulary
 from ..student.compared import Drafts, Student
-from ..student.fused import chosen_layers, covered_by_half, draft_vocabulary, frequent_tokens, say_covered
+from ..student.fused import chosen_layers, covered_by_half, draft_vocabulary
 from ..teacher.frozen import Save
 from .anchors import HELD_OUT_SEED
 from .branches import Sampled, sampled
@@ -167,8 +167,4 @@ class PeagleObjective(DrafterObjective):
 
 def build(run: Run, target: Backbone, rows: Prepared) -> PeagleObjective:
     """What a run trains: a fresh network, or the one that `model.start_from` names, with its draft vocabulary."""
-    ids = frequent_tokens(rows.train, min(run.recipe.peagle.vocabulary, target.vocabulary))
-    net = student(run.recipe, target.model, ids)
-    objective = begun(PeagleObjective, run.recipe, net, target)
-    say_covered(rows.train, net.ids_U.tolist())
-    return objective
+    return begun_in_vocabulary(PeagleObjective, student, run.recipe.peagle.vocabulary, run, target, rows)
