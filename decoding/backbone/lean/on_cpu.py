@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..attention import attend_by_groups, goes_by_groups
 from ..kv_cache import KVCache
 from ..stacked import Stack, Stacked
 from ..windows import Masks
@@ -48,19 +49,20 @@ class OnCpu:
         heads = turned(heads.transpose(1, 2), self._turn)
         G = value.shape[2]
         keys, values = self._kv_cache.update(heads[:, -G:], value.transpose(1, 2), index)
-        out = F.scaled_dot_product_attention(
-            heads[:, :-G],
-            keys,
-            values,
-            attn_mask=self._mask,
-            scale=attention.scaling,
-            enable_gqa=True,
-            # without a mask: one token that sees all, or a prompt in an empty row
-            is_causal=self._mask is None and N > 1,
-        )
+        out = self._attended(heads[:, :-G], keys, values, attention.scaling)
         project = attention.o_proj if stacked is None else stacked.out
         out_BNH: Tensor = project(out.transpose(1, 2).reshape(B, N, -1))
         return out_BNH
+
+    def _attended(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        N = query.shape[2]
+        if (self._mask is not None or N == 1) and goes_by_groups(query):
+            return attend_by_groups(query, keys, values, self._mask, scale=scale)
+        # without a mask: one token that sees all, or a prompt in an empty row
+        causal = self._mask is None and N > 1
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=self._mask, scale=scale, enable_gqa=True, is_causal=causal
+        )
 
     def feed_forward(self, layer: Any, index: int, normed: Tensor) -> Tensor:
         mlp, stacked = layer.mlp, self._stacked(index)
