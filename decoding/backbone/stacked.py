@@ -4,7 +4,6 @@ Query, key and value become one product, gate and up another: a small model's ca
 products, and a layer then has three fewer of them. The layout of a weight decides half of a product's time: in fp32
 the best one depends on the number of tokens and on the processor (`FusedLinear`), in bf16 and in larger models it is
 oneDNN's (`PackedLinear`). The stack is a copy of the weights, so it is made up to a size, and made again when a weight
-oneDNN's (`PackedLinear`). The stack is a copy of the weights, so it is made up to a size, and made again when a weight
 has changed. `SharedInputLinears` is the same for a module of our own, such as a drafter's layer. Read next:
 `lean/on_cpu.py`, which runs the stack.
 
