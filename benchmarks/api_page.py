@@ -35,7 +35,7 @@ GROUPS = {
     ),
     "Results": ("Decoded", "Measurement", "AuditReport", "Interval", "tau", "Generation"),
     "Settings": ("DataConfig", "EvalConfig", "AuditConfig", "DrafterConfig", "load_recipe"),
-    "Records": ("Family", "Form", "Method"),
+    "Records": ("Family", "Form", "Method", "PassMemory"),
     "The rest": ("Backbone", "Arm", "evaluate", "DraftsmithError", "RequestError"),
 }
 

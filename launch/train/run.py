@@ -147,7 +147,7 @@ def _begun_on(folder: Path, resume: str) -> str | None:
 
 def _has_clock(recipe: Recipe) -> bool:
     """Whether the run's template reads the clock; of a target that is not there, the run itself will say so."""
-    from ...data.rows.sandbox.bounded import CLOCK
+    from ...data.rows.bounded import CLOCK
     from ...data.rows.templates import ChatTemplate, named_template
 
     data, config = recipe.data, recipe.tokenizer
