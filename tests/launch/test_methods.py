@@ -23,7 +23,7 @@ from draftsmith.eval.report.tables import show
 from draftsmith.launch.cli import main, split_overrides
 from draftsmith.launch.measure.run import results_folder
 from draftsmith.launch.methods import SKELETON, need_draft
-from draftsmith.launch.verbs import Eval
+from draftsmith.launch.requests import EvalRequest
 from helpers.runs import small_run
 from helpers.runs.small_flags import AUDIT
 from rich.console import Console
@@ -146,7 +146,7 @@ def test_results_say_what_was_measured(
     assert again[0] == "draftsmith"
     assert main(again[1:]) == 0
     method = "trained,adaptive-draft,prompt-lookup"
-    assert asked[0][0] == Eval(run_folder, method=method, out=measured, samples=3)
+    assert asked[0][0] == EvalRequest(run_folder, method=method, out=measured, samples=3)
     assert asked[0][1] == split_overrides([*SMALL, *NINE])[1]
 
 
@@ -176,13 +176,13 @@ def test_a_folder_that_cannot_be_is_told_before_anything_is_loaded(
 
 def test_the_folder_of_a_pair_without_a_run() -> None:
     def where(**named: Any) -> str:
-        return str(results_folder(Eval(target="tiny", **named)))
+        return str(results_folder(EvalRequest(target="tiny", **named)))
 
     assert where(drafter="runs/k5/drafter") == "eval-k5-drafter"
     assert where(drafter="../int8/") == "eval-int8"
     assert where(method="prompt-lookup,ngram") == "eval-prompt-lookup-ngram"
     assert where(method="ngram", out=Path("there")) == "there"
-    assert str(results_folder(Eval(Path("runs/k5")))) == "runs/k5/eval"
+    assert str(results_folder(EvalRequest(Path("runs/k5")))) == "runs/k5/eval"
 
 
 def test_the_audit_leaves_an_adaptive_draft_its_longest(measured: Path) -> None:
