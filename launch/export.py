@@ -23,7 +23,7 @@ from ..eval.tune.settings import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
 from .engines import DRAWS, TAKES_TREES, DynamicTree, Start, command
-from .recipe.load import load_recipe
+from .recipe.load import load_recipe, without_run
 from .recipe.model import Recipe
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _source(request: ExportRequest) -> _Source:
     if request.drafter is not None:
         if request.run_folder is not None or request.target is None or request.out is None:
             raise RequestError("--drafter is exported by itself: name --target and --out beside it, and no run")
-        recipe = load_recipe("distill-tiny").recipe  # any would do: it says how a drafter drafts by default
+        recipe = without_run()
         return _Source(drafter_folder(request.drafter), recipe, request.target, request.out)
     run = request.run_folder
     if run is None:

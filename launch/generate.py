@@ -18,7 +18,7 @@ from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
 from ..eval.measure.weight_files import drafter_hash
 from .check.early import check_least
-from .recipe.load import load_recipe
+from .recipe.load import without_run
 from .recipe.model import Recipe
 from .requests import GenerateRequest
 
@@ -69,8 +69,7 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
             _log.info("tuned for %s: %s", tuned.measured, tuned.shown)
         elif tuned.plain:
             request = _plainly(request, tuned)
-    # any recipe would do: only sections that no method changes are read
-    recipe = load_recipe("distill-tiny", [*tuned.values.items(), *overrides]).recipe
+    recipe = without_run([*tuned.values.items(), *overrides])
 
     from ..data.generate.answers import CORRECTIONS, Asker
     from ..data.generate.journal import Journal

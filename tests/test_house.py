@@ -179,7 +179,8 @@ def test_the_wheel_has_every_folder() -> None:
     """pyproject.toml lists each folder that holds code or is read by it, once; those with code are packages."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     folders = {".".join(("draftsmith", *folder.relative_to(ROOT).parts)) for folder in FOLDERS}
-    read = {f"draftsmith.{name}" for name in ("launch.configs", "recipes", "recipes.assets", "recipes.assets.sizes")}
+    folders_read = ("launch.configs", "recipes", "recipes.assets", "recipes.assets.sizes", "recipes.bases")
+    read = {f"draftsmith.{name}" for name in folders_read}
     assert sorted(listed) == sorted(folders | {"draftsmith"} | read)
     assert all((folder / "__init__.py").is_file() for folder in FOLDERS)
 

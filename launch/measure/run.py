@@ -29,7 +29,7 @@ from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import NamedFolders
 from ..methods import SKELETON
-from ..recipe.load import load_recipe
+from ..recipe.load import without_run
 from .loaded import (
     Loaded,
     drift_of,
@@ -256,7 +256,7 @@ def run_audit(
 def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -> None:
     from ...eval.audit.survey import survey, survey_table
 
-    config = load_recipe("distill-tiny", overrides).recipe.audit
+    config = without_run(overrides).audit
     result = survey(config)
     console.print(survey_table(result), crop=False)
     write_json(out / "survey.json", result)
