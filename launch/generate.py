@@ -197,12 +197,12 @@ def _server_request(request: GenerateRequest) -> ServerRequest | None:
 
 def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     from ..data.generate.answers import CORRECTIONS
+    from ..data.features.model_hash import model_hash
     from ..data.generate.decoded import Answerer, answer_rows
     from ..decoding.backbone.loading import load_target
     from ..decoding.sampling import Warper
     from ..drafters.identity import TargetIdentity
     from ..drafters.registry import load_drafter
-    from ..trainers.teacher.feature_cache import model_hash
 
     config, length = recipe.target, recipe.eval.draft_length
     target = load_target(

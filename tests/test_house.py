@@ -94,33 +94,36 @@ def test_no_circle_of_families() -> None:
     assert circles(rooms) == []
 
 
-def mutual(graph: Mapping[Path, set[Path]]) -> set[tuple[Path, Path]]:
-    """Pairs of folders whose files need each other; a folder and what stands inside of it are one."""
+def circles_of_folders(graph: Mapping[Path, set[Path]]) -> list[set[Path]]:
+    """Sets of folders whose files need each other, in a circle of any length; a folder needs what stands inside of
+    it, and is needed by it, as one."""
     needs: dict[Path, set[Path]] = {}
     for path, others in graph.items():
-        needs.setdefault(path.parent, set()).update(other.parent for other in others)
-    return {
-        (one, other)
-        for one, needed in needs.items()
-        for other in needed
-        if one < other and one in needs.get(other, ()) and not (other.is_relative_to(one) or one.is_relative_to(other))
-    }
+        apart = (other.parent for other in others)
+        mine = needs.setdefault(path.parent, set())
+        mine.update(each for each in apart if not (each.is_relative_to(path.parent) or path.is_relative_to(each)))
+    return circles(needs)
 
 
-def test_no_two_folders_need_each_other() -> None:
+def test_no_folders_need_each_other() -> None:
     """At run time, imports inside functions counted."""
-    assert mutual(import_graph(ROOT, TREES)) == set()
+    assert [sorted(map(name_of, circle)) for circle in circles_of_folders(import_graph(ROOT, TREES))] == []
 
 
 def test_folders_that_need_each_other_are_seen() -> None:
-    """By two files of each; a folder inside the other is none."""
+    """By two files of each, or by way of a third; a folder inside the other is none."""
     one, other, inner = ROOT / "launch/check", ROOT / "launch/train", ROOT / "launch/check/inner"
     graph = {
         one / "a.py": {other / "b.py", inner / "d.py"},
         other / "c.py": {one / "e.py"},
         inner / "d.py": {one / "a.py"},
     }
-    assert mutual(graph) == {(one, other)}
+    assert circles_of_folders(graph) == [{one, other}]
+    third = ROOT / "launch/measure"
+    graph[other / "c.py"] = {third / "f.py"}
+    assert circles_of_folders(graph) == []
+    graph[third / "g.py"] = {one / "e.py"}
+    assert circles_of_folders(graph) == [{one, other, third}]
 
 
 FEWEST_LINES = 40
