@@ -91,7 +91,7 @@ def _check_read(overrides: Sequence[tuple[str, str]], names: Sequence[str], meth
     """Raise RequestError for a flag of the drafter section that none of the methods asked for reads."""
     by_method = [family for family in FAMILIES.values() if family.make or family.wrap]
     for flag, value in overrides:
-        section, _, option = flag.partition(".")
+        section, option = f"{flag}.".split(".")[:2]
         readers = [family.name for family in by_method if option in family.options]
         if section != "drafter" or set(names) & {*readers, *([] if readers else need_draft())}:
             continue

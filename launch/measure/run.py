@@ -27,6 +27,7 @@ from ...eval.measure.second import second_rows
 from ...eval.measure.weight_files import drafter_hash
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
+from ...storage.identity import flat
 from ..check.early import NamedFolders
 from ..methods import SKELETON
 from ..recipe.load import without_run
@@ -78,7 +79,7 @@ def run_eval(
     results["second"] = second_of(pair, list(arms.values()), prompts, config, results["rows"])
     if drift is not None:
         results["target"]["drift"] = drift
-    results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
+    results["draft"]["settings"] = flat(pair.recipe.drafter.model_dump(mode="json"))
     results["repeat"] = _repeat(request, [*named.tuned.values.items(), *overrides], pair)
     write_json(out / "results.json", results)
     show(results, console)

@@ -25,10 +25,11 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import CollectionStartEvent, ScalarEvent
 
-from ...drafters.config import turned_off
+from ...drafters.config import current_path, turned_off
 from ...errors import RequestError
 from .model import Recipe
 from .text import check_plain_values, cut, is_text, plain, read_yaml, shown
+from .values import current_flag, say_renamed
 
 Path_ = tuple[str, ...]
 Reason = str | Callable[[], str]
@@ -84,12 +85,13 @@ def load_recipe(name: str | Mapping[str, Any], overrides: Sequence[tuple[str, st
     file = find_recipe(name) if isinstance(name, str) else _GIVEN
     collected = _Values()
     _read_with_base(file, None if isinstance(name, str) else json.dumps(name, default=str), collected)
+    overrides = [(current_flag(flag), text) for flag, text in overrides]
     for flag, text in overrides:
         _override(flag, text, collected)
     # sizes of a tree that the recipe has and a flag turns off
     for size in turned_off({flag.removeprefix("drafter."): text for flag, text in overrides}):
-        collected.values.pop(("drafter", size), None)
-        collected.origin.pop(("drafter", size), None)
+        for kept in (collected.values, collected.origin):
+            kept.pop(("drafter", *size.split(".")), None)
     try:
         # strictly, or `true` would be a count of 1; as JSON, or a list would be no pair of numbers
         recipe = Recipe.model_validate_json(json.dumps(collected.nested(), default=str), strict=True)
@@ -218,26 +220,52 @@ def _find_base(base: str, file: Path) -> Path:
         raise RequestError(f"{file}: base: {error}") from error
 
 
-def _collect(content: CommentedMap, file: Path, collected: _Values, prefix: Path_ = ()) -> None:
-    """Flatten a mapping into paths, noting lines; keys that are no fields become errors."""
+def _collect(content: CommentedMap, file: Path, collected: _Values) -> None:
+    """Take the values of a file, under the names that they have now; a line tells of a file that has old ones."""
+    here: dict[Path_, str] = {}
+    old = [*_flatten(content, file, collected, here)]
+    if old:
+        where, now = old[0]
+        more = f", and {len(old) - 1} more fields have new names" if len(old) > 1 else ""
+        say_renamed(where, f"{now} now{more}")
+
+
+def _flatten(
+    content: CommentedMap, file: Path, collected: _Values, here: dict[Path_, str], prefix: Path_ = ()
+) -> Iterator[tuple[str, str]]:
+    """Flatten a mapping into paths, noting lines; keys that are no fields become errors.
+
+    Args:
+        here: the paths that this file has set, and where.
+
+    Yields:
+        Each field that has another name now: what it is called and where, and the name.
+    """
     sections = _section_names(prefix)
     for key, value in content.items():
         path = (*prefix, str(key))
         lines = content.lc.data or {}  # a key of a merge (`<<`) has no line of its own
         line = (lines[key][0] if key in lines else content.lc.line) + 1
         where = file.name if file is _GIVEN else f"{file.name}:{line}"
+        now = tuple(current_path(".".join(path)).split(".")) if len(path) > 1 else path
+        if now != path:
+            yield f"{'.'.join(path)} ({where})", ".".join(now)
         if str(key) in sections:
             collected.sections[".".join(path)] = where
             if isinstance(value, CommentedMap):
-                _collect(value, file, collected, path)
+                yield from _flatten(value, file, collected, here, path)
             elif value is not None:
                 collected.errors.append(
                     f"{'.'.join(path)} ({where}): found {shown(plain(value))}; expected a section of fields"
                 )
-        elif path in _known_paths():
-            collected.values[path], collected.origin[path] = plain(value), where
-            if not is_text(collected.values[path]):
-                name, found = ".".join(path), shown(collected.values.pop(path))
+        elif now in here:
+            name = ".".join(now)
+            collected.errors.append(f"{'.'.join(path)} ({where}): {name} is set at {here[now]} too; leave one out")
+        elif now in _known_paths():
+            here[now] = where
+            collected.values[now], collected.origin[now] = plain(value), where
+            if not is_text(collected.values[now]):
+                name, found = ".".join(path), shown(collected.values.pop(now))
                 collected.errors.append(f"{name} ({where}): found {found}; expected text without control characters")
         else:
             collected.errors.append(partial(_unknown, path, where))

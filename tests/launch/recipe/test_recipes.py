@@ -206,10 +206,10 @@ def test_all_errors_at_once(tmp_path: Path) -> None:
 
 
 def test_errors_of_flags_alone_blame_no_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "distill-tiny", "--drafter.suffix_least", "2"]) == 2
+    assert main(["show", "distill-tiny", "--drafter.suffix.least", "2"]) == 2
     first, second = capfd.readouterr().err.splitlines()
     assert first == "draftsmith: 1 error in the flags"
-    assert second.startswith("  - drafter.suffix_least (--drafter.suffix_least): found 2")
+    assert second.startswith("  - drafter.suffix.least (--drafter.suffix.least): found 2")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("method: distill\nloop: {stepz: 1}\n")
     assert main(["show", str(wrong), "--loop.steps", "none"]) == 2
