@@ -54,7 +54,7 @@ def load_drafter(
         path: a run (`runs/mine`), the drafter's folder in it, or `hub:NAME[@REVISION]`.
         draft_length: tokens of a chain, depth of a tree by confidence; of a run by default as its recipe says, or 4.
         config: how it proposes; of a run by default as its recipe says.
-        changes: fields of it, as `policy="argmax"`.
+        changes: fields of it, as `policy="argmax"` or `eagle_tree="dynamic"`.
 
     Raises:
         RequestError: there is no drafter, or it was made for another target; the message names what differs.
