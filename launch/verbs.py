@@ -24,6 +24,7 @@ from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
 from .requests import (
     AuditRequest,
     ChatRequest,
+    ConvertRequest,
     DatastoreRequest,
     DeriveRequest,
     EvalRequest,
@@ -226,6 +227,16 @@ class Derive(DeriveRequest):
 
 
 @dataclass
+class Convert(ConvertRequest):
+    """Write a GGUF file's model as an ordinary folder: config, safetensors, tokenizer, chat template."""
+
+    def run(self) -> None:
+        from .convert import convert
+
+        say(convert(self))
+
+
+@dataclass
 class Generate(GenerateRequest):
     """Answer the rows of a source anew by the target; run it again to go on after a stop."""
 
@@ -317,6 +328,7 @@ VERBS: dict[str, type] = {
     "quickstart": Quickstart,
     "datastore": DatastoreVerb,
     "derive": Derive,
+    "convert": Convert,
     "generate": Generate,
     "tree": TreeVerb,
     "tune": Tune,
