@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from .gguf.file import SUFFIX
 
 _FORMS = (
     ("DFlash2", "a DFlash 2 drafter"),
@@ -31,8 +32,8 @@ def what_it_is(place: Path, *, of_config: bool) -> str:
         of_config: whether it is read for its config, which it may not have, and not for its tokenizer alone.
     """
     if place.is_file():
-        if place.suffix == ".gguf":
-            return f"it is a GGUF file, which llama.cpp reads; {_MADE_FROM}"
+        if place.suffix.lower() == SUFFIX:
+            return ""
         return f"it is a file; name the folder that it is in ({place.parent})"
     if not place.is_dir():
         return ""
@@ -41,8 +42,6 @@ def what_it_is(place: Path, *, of_config: bool) -> str:
         return _of_a_run(place)
     if (place / "adapter_config.json").is_file() and not has_config:
         return "it holds an adapter of peft (adapter_config.json) and no model; name one that it is merged into"
-    if any(place.glob("*.gguf")) and not any(place.glob("*.safetensors")):
-        return f"it holds a model as GGUF, which llama.cpp reads; {_MADE_FROM}"
     if not of_config:
         return ""
     if not has_config:
@@ -53,9 +52,6 @@ def what_it_is(place: Path, *, of_config: bool) -> str:
     raw = _config_of(place)
     known = raw is None or raw.get("model_type")
     return "" if known else "its config.json names no model_type, so its class is not known"
-
-
-_MADE_FROM = "name the model that it was made from, with config.json and safetensors"
 
 
 def check_no_form_for_engines(folder: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.backbone.quantised import quantisation_of
+from ..decoding.gguf.file import ORIGIN
 from ..errors import RequestError
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class TargetIdentity:
     """SHA-256 of what a run has changed in the weights; None for a target as it was published."""
     quantisation: str | None = None
     """How its weights are quantised; None where they are not. A drafter fits the target however that is."""
+    file: str | None = None
+    """The GGUF file that it was read or converted from; None for any other."""
+    sha256: str | None = None
+    """The checksum of that file."""
 
     @classmethod
     def of(cls, target: Backbone) -> TargetIdentity:
@@ -49,6 +54,8 @@ class TargetIdentity:
         """That of a target whose weights are not read."""
         sizes = config.get_text_config(decoder=True)
         tuned = dict(getattr(config, TUNED, None) or {})
+        origin = dict(getattr(config, ORIGIN, None) or {})
+        from_gguf = f"gguf {origin['quantisation']}" if "quantisation" in origin else None
         return cls(
             name=tuned.get("from", _last_part(name)),
             revision=revision,
@@ -56,11 +63,15 @@ class TargetIdentity:
             vocabulary=int(sizes.vocab_size),
             tokenizer=fingerprint(tokenizer),
             tuned=tuned.get("sha256"),
-            quantisation=quantisation_of(config),
+            quantisation=quantisation_of(config) or from_gguf,
+            file=origin.get("file"),
+            sha256=origin.get("sha256"),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As a drafter's config has it; where it was read from only for a target that was a GGUF file."""
+        absent = {key for key in ("file", "sha256") if getattr(self, key) is None}
+        return {key: value for key, value in asdict(self).items() if key not in absent}
 
     def check_same(self, target: TargetIdentity, drafter: str, *, hint: str = "", any_states: bool = False) -> None:
         """Raise RequestError naming the first field that differs; the name alone may.

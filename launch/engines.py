@@ -112,7 +112,13 @@ def _tensorrt_llm(start: Start) -> list[str]:
 
 def _llama_cpp(start: Start) -> list[str]:
     """Both models through llama.cpp's own converter, which takes what both share from the target's folder."""
-    if not Path(start.target).is_dir():
+    place = Path(start.target)
+    if place.is_file():
+        raise RequestError(
+            f"llama.cpp's converter takes the drafter's tokenizer from a folder, and {place} is a file; write one by "
+            f"`draftsmith convert {place} --out FOLDER`, and name it by --target"
+        )
+    if not place.is_dir():
         raise RequestError(
             f"llama.cpp's converter reads the target from a folder, and {start.target!r} is none here; "
             "download it, and name its folder by --target"

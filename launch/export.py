@@ -280,7 +280,7 @@ def _where_it_lies(target: str) -> str:
 
     if target == EMBEDDED:
         target = embedded_target()  # a name that no engine knows
-    return str(Path(target).resolve()) if Path(target).is_dir() else target
+    return str(Path(target).resolve()) if Path(target).exists() else target
 
 
 def _fill(folder: Path, made: Exported) -> None:

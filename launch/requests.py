@@ -266,6 +266,18 @@ class ReportRequest:
 
 
 @dataclass
+class ConvertRequest:
+    """Write a GGUF file's model as an ordinary folder: config, safetensors, tokenizer, chat template."""
+
+    file: Annotated[Positional[Path], tyro.conf.arg(metavar="FILE.gguf")]
+    """The file, or a folder that holds one and no other model."""
+    out: Path
+    """New folder."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the weights; fp32 holds those of the file exactly, whatever `target.dtype` is later."""
+
+
+@dataclass
 class ExportRequest:
     """Write a trained drafter as a folder that a serving engine loads."""
 

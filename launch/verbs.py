@@ -145,6 +145,12 @@ def _datastore(request: requests.DatastoreRequest) -> str:
     return build(request)
 
 
+def _convert(request: requests.ConvertRequest) -> str:
+    from .convert import convert
+
+    return convert(request)
+
+
 def _derive(request: requests.DeriveRequest) -> str:
     from .derive import derive
 
@@ -194,6 +200,7 @@ VERBS: dict[str, Verb] = {
     "quickstart": Verb(requests.QuickstartRequest, _quickstart),
     "datastore": Verb(requests.DatastoreRequest, _datastore),
     "derive": Verb(requests.DeriveRequest, _derive),
+    "convert": Verb(requests.ConvertRequest, _convert),
     "generate": Verb(requests.GenerateRequest, generate, takes_values=True),
     "tree": Verb(requests.TreeRequest, _tree, takes_values=True),
     "tune": Verb(requests.TuneRequest, _tune, takes_values=True),

@@ -110,9 +110,11 @@ def end_ids(path: str, eos: Any) -> tuple[int, ...]:
 
 
 def raw_json(path: str, name: str, revision: str | None) -> Any:
-    """The content of a JSON file of a model's folder or hub page; None where it has none."""
+    """The content of a JSON file of a model's folder or hub page; None where it has none, as a GGUF file."""
     from transformers.utils.hub import cached_file
 
+    if Path(path).is_file():
+        return None
     absent = dict.fromkeys(
         [f"_raise_exceptions_for_{what}" for what in ("missing_entries", "connection_errors", "gated_repo")], False
     )

@@ -6,6 +6,7 @@ ships with the package. Read next: `loading.py`, which reads weights.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 
 from ...errors import EnvironmentFailure, RequestError
 from ...storage import MACHINE_ERRNOS, system_error
+from ..gguf.file import find_gguf
 from ..no_model import what_it_is
 from .foreign import check_config, check_tokenizer_config, end_ids, raw_json
 
@@ -50,6 +52,8 @@ def vetted_config(path: str, *, revision: str | None, trust_remote_code: bool) -
 
     source = folder_or_name(path)
     _say_asked(path, revision)
+    if (file := find_gguf(source)) is not None:
+        return _config_of_gguf(path, file)
     if trust_remote_code:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     check_config(path, PretrainedConfig.get_config_dict(source, revision=revision)[0])
@@ -58,6 +62,15 @@ def vetted_config(path: str, *, revision: str | None, trust_remote_code: bool) -
     if hasattr(config, "auto_map"):
         _say_not_run(path)
         del config.auto_map
+    return config
+
+
+def _config_of_gguf(path: str, file: Path) -> PretrainedConfig:
+    from ..gguf.model import gguf_config
+
+    config: PretrainedConfig = gguf_config(file)
+    check_config(path, json.loads(config.to_json_string()))
+    config._attn_implementation = config._experts_implementation = None  # type: ignore[assignment]
     return config
 
 
@@ -87,7 +100,8 @@ def is_here(path: str, *, revision: str | None = None) -> bool:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if Path(folder_or_name(path)).is_dir():
+    source = folder_or_name(path)
+    if Path(source).is_dir() or find_gguf(source) is not None:
         return True
     try:
         return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
@@ -121,6 +135,11 @@ def load_tokenizer(
 
     with loading_errors("tokenizer of", path, "tokenizer.json"):
         source = folder_or_name(path)
+        if (file := find_gguf(source)) is not None:
+            from ..gguf.model import gguf_tokenizer
+
+            made: PreTrainedTokenizerBase = gguf_tokenizer(file)
+            return made
         here = Path(source).is_dir()
         _say_asked(path, revision)
         if here and not trust_remote_code:
@@ -167,8 +186,11 @@ def ends_of(path: str, config: Any) -> tuple[int, ...]:
 
 
 def folder_or_name(path: str) -> str:
-    """What `transformers` is given: the folder of the embedded target for its name, else `path` itself."""
-    return embedded_target() if path == EMBEDDED else path
+    """Where a model is: the folder of the embedded target for its name, a folder's only GGUF file, else `path`."""
+    if path == EMBEDDED:
+        return embedded_target()
+    file = find_gguf(path)
+    return path if file is None else str(file)
 
 
 def embedded_target() -> str:
@@ -205,8 +227,8 @@ def loading_errors(what: str, path: str, files_expected: str) -> Iterator[None]:
             raise
         reason = _found(path, files_expected) or _reason(error)
         raise RequestError(
-            f"cannot load the {what} {path!r}: {reason}; expected a folder with {files_expected}, a hub name, or "
-            "'tiny'"
+            f"cannot load the {what} {path!r}: {reason}; expected a folder with {files_expected}, a GGUF file, a "
+            "hub name, or 'tiny'"
         ) from error
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from packaging.version import Version
 
 from ...errors import EnvironmentFailure, RequestError
 from ..devices import runs_on_cpu
+from ..gguf.file import find_gguf
+from ..gguf.model import as_ordinary, check_from_gguf, gguf_weights
 from .attention import OWN, use_grouped_attention
 from .backbone import Backbone
 from .cut import Cut, cut_class, move_whole_parts
@@ -104,14 +106,17 @@ def load_model(
             "rounds weights further"
         )
     source = folder_or_name(path)
+    file = find_gguf(source)
     # a bar is for what takes long: a download, not a folder that is here
-    quiet = no_progress_bars() if Path(source).is_dir() else nullcontext()
+    quiet = no_progress_bars() if Path(source).exists() else nullcontext()
     with loading_errors("model", path, "config.json and safetensors weights"), quiet:
         config = vetted_config(path, revision=revision, trust_remote_code=trust_remote_code)
         check_can_read(path, config, quantization)
+        if file is not None:
+            check_from_gguf(file, quantization=quantization, is_cut=cut is not None)
         check_release(config)
         check_weight_files(path)  # what follows would not name the file
-        if not trust_remote_code:
+        if not trust_remote_code or file is not None:
             _check_foreign(path, revision, config)
         own = config.get_text_config(decoder=True)
         whole = (own.num_hidden_layers, getattr(own, "layer_types", None))
@@ -128,15 +133,18 @@ def load_model(
             _check_not_both(path, cut, quantised)
             made = type(skeleton(config, trust_remote_code))
             loader = cut_class(made, cut, cut.mesh(device))
-        model = _read(
-            loader,
-            source,
-            config=config,
-            revision=revision,
-            dtype=_DTYPES[dtype],
-            trust_remote_code=trust_remote_code,
-            **placed,
-        )
+        with _where(source, file) as place:
+            model = _read(
+                loader,
+                **place,
+                config=config,
+                revision=revision,
+                dtype=_DTYPES[dtype],
+                trust_remote_code=trust_remote_code,
+                **placed,
+            )
+        if file is not None:
+            as_ordinary(model, file)
         keep_soft_cap(model)
         if layers is not None:
             _set_layers(model.config.get_text_config(decoder=True), *whole)
@@ -149,7 +157,12 @@ def load_model(
         return model
 
 
-def _read(loader: Any, source: str, **how: Any) -> Any:
+def _where(source: str, file: Path | None) -> AbstractContextManager[dict[str, Any]]:
+    """What `from_pretrained` is told of where the weights are."""
+    return nullcontext({"pretrained_model_name_or_path": source}) if file is None else gguf_weights(file)
+
+
+def _read(loader: Any, **how: Any) -> Any:
     """The model that `loader` reads, every weight of it from the files.
 
     Raises:
@@ -157,7 +170,7 @@ def _read(loader: Any, source: str, **how: Any) -> Any:
     """
     try:
         with _without_report():
-            model, report = loader.from_pretrained(source, use_safetensors=True, output_loading_info=True, **how)
+            model, report = loader.from_pretrained(use_safetensors=True, output_loading_info=True, **how)
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):  # out of memory, for instance
             raise
@@ -205,7 +218,7 @@ def _check_foreign(path: str, revision: str | None, config: Any) -> None:
 
     source = folder_or_name(path)
     check_generation_config(path, source, revision)
-    if not Path(source).is_dir():
+    if not Path(source).exists():
         index = raw_json(source, INDEX, revision)
         if index is not None:
             shards(index)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import RequestError
 from ...storage import check_tensors, tensor_heads
+from ..gguf.file import find_gguf
+from ..gguf.model import check_held as check_gguf
 from .hub import folder_or_name, loading_errors
 from .quantised import quantisation_of
 
@@ -92,6 +94,9 @@ def check_held(model: nn.Module, path: str) -> None:
         RequestError: it does.
     """
     folder = Path(folder_or_name(path))
+    if (file := find_gguf(str(folder))) is not None:
+        check_gguf(file, model)
+        return
     files = weight_files(path, folder) if folder.is_dir() else []
     if not files:
         return

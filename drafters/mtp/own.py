@@ -147,6 +147,11 @@ def _folder(path: str, revision: str | None) -> Path:
     folder = Path(folder_or_name(path))
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        raise RequestError(
+            f"mtp.from_target reads a folder with safetensors, and {path!r} is a GGUF file, of which no MTP module is "
+            "read; set mtp.from_target to false for a fresh module"
+        )
     try:
         found = try_to_load_from_cache(path, "config.json", revision=revision)
     except HFValidationError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ...decoding.gguf.file import find_gguf
 from ...storage import is_first, sha256
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _KNOWN: WeakKeyDictionary[Backbone, str | None] = WeakKeyDictionary()
 
 def drafter_hash(folder: Path) -> str:
     """Of config and weights in a folder, members and adapters too: another draws other numbers."""
+    if find_gguf(str(folder)) == folder:
+        return sha256(folder)
     if not folder.is_dir():  # a name on the hub
         return hashlib.sha256(str(folder).encode()).hexdigest()
     files = sorted(path for kind in _KINDS for path in folder.rglob(kind))
@@ -50,7 +53,7 @@ def target_hash(target: Backbone) -> str | None:
 
 def _folder_of(target: Backbone) -> Path | None:
     """Where the files are: the target's own folder, or its revision in the hub's cache."""
-    if Path(target.name).is_dir():
+    if Path(target.name).exists():
         return Path(target.name)
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

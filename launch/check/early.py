@@ -287,7 +287,7 @@ def _check_not_chosen(overrides: Sequence[tuple[str, str]]) -> None:
 def _target_of(pair: NamedFolders) -> tuple[str, str | None, str]:
     """What is loaded: a folder by its whole path, revision and precision."""
     path, config = Path(pair.target), pair.recipe.target
-    return str(path.resolve()) if path.is_dir() else pair.target, config.revision, config.dtype
+    return str(path.resolve()) if path.exists() else pair.target, config.revision, config.dtype
 
 
 def check_chat(request: ChatRequest, overrides: Sequence[tuple[str, str]]) -> NamedFolders:

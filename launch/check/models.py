@@ -149,6 +149,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     from ...decoding.backbone.loading import check_release, keep_soft_cap
     from ...decoding.backbone.quantised import check_can_read
     from ...decoding.backbone.weights import check_held, check_weight_files
+    from ...decoding.gguf.file import find_gguf
+    from ...decoding.gguf.model import check_from_gguf
 
     path, revision = recipe.target.path, recipe.target.revision
     trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
@@ -164,12 +166,15 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     if not devices_of(recipe).described:
         with loading_errors("model", path, "config.json and safetensors weights"):
             check_can_read(path, model.config, recipe.target.quantization)
+    if (file := find_gguf(path)) is not None:
+        is_cut = recipe.target.tensor_parallel > 1 or recipe.target.sharding != "none"
+        check_from_gguf(file, quantization=recipe.target.quantization, is_cut=is_cut)
     if recipe.target.tensor_parallel > 1:
         check_team(model, recipe.target.tensor_parallel)
     if recipe.target.sharding != "none":
         check_layers(model)
     check_weight_files(path)
-    if not trust and not is_described(recipe.target):
+    if (not trust or file is not None) and not is_described(recipe.target):
         with loading_errors("generation settings of", path, "generation_config.json"):
             check_generation_config(path, folder_or_name(path), revision)
         check_held(model, path)

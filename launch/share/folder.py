@@ -124,6 +124,6 @@ def _cut(value: Any, *, named: bool, key: str = "") -> Any:
 def private_words(run: Path, target: str) -> Iterator[str]:
     """The whole paths that say where this user keeps things: home, here, the run, the target."""
     places = [Path.home(), Path.cwd(), run.resolve(), run.resolve().parent]
-    places += [Path(target).resolve()] if Path(target).is_dir() else []
+    places += [Path(target).resolve()] if Path(target).exists() else []
     # of "/" or "/x" alone any text may hold the letters
     yield from dict.fromkeys(str(place) for place in places if len(place.parts) > 2)

@@ -73,7 +73,7 @@ def empty(folder: Path, _served: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "no projection": (without_projection, r"its weights lack lm_head.weight; expected a folder"),
     "an adapter": (adapter, r"it holds an adapter of peft \(adapter_config.json\) and no model; name"),
-    "gguf": (gguf, "it holds a model as GGUF, which llama.cpp reads; name the model that it was made from"),
+    "gguf": (gguf, "model-Q4.gguf is cut short: it has 2 bytes; fetch it again from where it was published"),
     "an encoder": (encoder, r"vit is no causal LM\. Of models that read images too"),
     "unknown": (unknown, "has no class for its model_type 'not_yet_there': a newer one may, or take another model"),
     "nameless": (nameless, "its config.json names no model_type, so its class is not known"),
@@ -99,11 +99,13 @@ def test_a_folder_that_is_no_target(
     assert not [words for words in THEIRS for each in told if words in each]
 
 
-def test_a_gguf_file(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(
-        RequestError, match="it is a GGUF file, which llama.cpp reads; name the model that it was made"
-    ):
+def test_a_gguf_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"PK" * 20)
+    recipe = load_recipe("eagle-tiny", [("target.path", str(tmp_path / "model.gguf"))]).recipe
+    said = "is no GGUF file, whatever its name says: it begins with other bytes"
+    with pytest.raises(RequestError, match=said):
+        check_target(recipe, Models(recipe))
+    with pytest.raises(RequestError, match=said):
         load_target(str(tmp_path / "model.gguf"))
 
 

@@ -1,0 +1,1 @@
+"""Models in one GGUF file, as llama.cpp runs them."""
