@@ -61,6 +61,9 @@ def load_drafter(
     """
     from .drafters.config import DrafterConfig
 
+    check_target(target)
+    if not isinstance(path, str | Path) or not str(path):
+        raise RequestError(f"the drafter is {path!r:.60}; expected a run, a drafter's folder, or hub:NAME[@REVISION]")
     run = Path(path)
     if (run / "run.yaml").is_file():
         recipe = load_recipe(str(run / "run.yaml")).recipe
@@ -262,6 +265,9 @@ def _requests(target: Backbone, prompts: Prompts, settings: EvalConfig) -> tuple
     numbered = [
         Request(each.prompt, each.ids, number, each.turn) for number, each in enumerate([*rendered, *requests])
     ]
+    for each in numbered:
+        if not each.ids:
+            raise RequestError(f"{each.prompt.id} of {len(given)} is empty; expected a text of at least one token")
     return numbered, sum(len(each.points) for each in made) - len(rendered)
 
 
