@@ -28,6 +28,7 @@ from ...drafters.config import turned_off
 from ...errors import RequestError
 from ..screen import printable
 from .model import Recipe
+from .values import listed
 
 Path_ = tuple[str, ...]
 Reason = str | Callable[[], str]
@@ -362,12 +363,11 @@ def _flag_value(text: str, annotation: Any, flag: str) -> Any:
         value = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError):
         return text
-    return text if str in either and value is not None else value
+    return text if str in either and value is not None else listed(value, either)
 
 
 def _own(errors: Sequence[Any]) -> list[Any]:
-    """Without those that follow from others: a list counted without its wrong items, and each missing item but the
-    last."""
+    """Without those that follow from others: the count of a list with wrong items, each missing item but the last."""
     places = [each["loc"] for each in errors]
     inside = {place[:n] for place in places for n in range(len(place))}
     following = {(*place[:-1], place[-1] - 1) for place in places if isinstance(place[-1], int)}
