@@ -89,7 +89,7 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
         way.tokenizer,
         request.prompt_tokens,
         _longest_prompt(request, way),
-        request.keep_cut,
+        not request.drop_cut,
         text_prompts=server is not None,
         data=config,
     )
@@ -164,6 +164,10 @@ def _check(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> Se
         raise RequestError(f"--top-p is {request.top_p}; expected more than 0, at most 1")
     if not request.timeout > 0:
         raise RequestError(f"--timeout is {request.timeout}; expected seconds, more than 0")
+    if request.keep_cut:
+        if request.drop_cut:
+            raise RequestError("--keep-cut and --drop-cut are both given; leave out one of them")
+        _log.info("--keep-cut: answers that are cut off are kept anyway, and --drop-cut leaves them out")
     if request.corrections and request.drafter is None:
         raise RequestError("--corrections keeps where a draft was corrected: it needs --drafter")
     return _server_request(request)
@@ -310,7 +314,7 @@ def _settings(request: GenerateRequest, config: DataConfig, source: Source, way:
         },
         **({"template": told} if any(told.values()) else {}),
         "prompt_tokens": request.prompt_tokens,
-        "keep_cut": request.keep_cut,
+        "keep_cut": not request.drop_cut,
     }
 
 
@@ -326,7 +330,10 @@ def _summary(manifest: dict[str, Any], request: GenerateRequest) -> str:
         f"{rows['rejected']:,} rejected{f' ({kinds})' if kinds else ''}"
     ]
     if answers["cut"]:
-        lines.append(f"cut off: {answers['cut']:,} answers, which are learnt from without an end")
+        lines.append(
+            f"cut off after {request.max_new_tokens} tokens: {answers['cut']:,} of {answers['turns']:,} answers, "
+            "which are marked and learnt from without an end (--drop-cut leaves such chats out)"
+        )
     if answers["retokenised"]:
         lines.append(
             f"{answers['retokenised']:,} of {answers['turns']:,} answers have other tokens as text: this target and "

@@ -350,8 +350,10 @@ class GenerateRequest:
     """Read only the first rows."""
     prompt_tokens: int = 64
     """Tokens of a plain text that are its prompt."""
+    drop_cut: bool = False
+    """Leave out chats with an answer that max_new_tokens cut off; else it is kept, and learnt without an end."""
     keep_cut: bool = False
-    """Keep chats whose answer max_new_tokens cut off; trained on, they teach a false end."""
+    """What is done without --drop-cut; of an earlier version."""
     concurrency: int = 8
     """Requests to the server at a time."""
     retries: int = 5

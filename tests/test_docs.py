@@ -50,7 +50,7 @@ EXTRA = {
     "tree": ["--texts", "2", "--eval.max_new_tokens", "12"],
     "chat": ["--max-new-tokens", "12"],
     "tune": ["--limit", "8", "--eval.max_new_tokens", "12", "--no-surfaces"],
-    "generate": ["--limit", "6", "--max-new-tokens", "16", "--keep-cut"],
+    "generate": ["--limit", "6", "--max-new-tokens", "16"],
 }
 BENCHMARKS = {
     "benchmarks/families.py": (

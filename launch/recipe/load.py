@@ -29,7 +29,7 @@ from ...drafters.config import current_path, turned_off
 from ...errors import RequestError
 from .model import Recipe
 from .text import check_plain_values, cut, is_text, plain, read_yaml, shown
-from .values import current_flag, say_renamed
+from .values import current_flag, listed, say_renamed
 
 Path_ = tuple[str, ...]
 Reason = str | Callable[[], str]
@@ -328,12 +328,11 @@ def _flag_value(text: str, annotation: Any, flag: str) -> Any:
         value = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError):
         return text
-    return text if str in either and value is not None else value
+    return text if str in either and value is not None else listed(value, either)
 
 
 def _own(errors: Sequence[Any]) -> list[Any]:
-    """Without those that follow from others: a list counted without its wrong items, and each missing item but the
-    last."""
+    """Without those that follow from others: the count of a list with wrong items, each missing item but the last."""
     places = [each["loc"] for each in errors]
     inside = {place[:n] for place in places for n in range(len(place))}
     following = {(*place[:-1], place[-1] - 1) for place in places if isinstance(place[-1], int)}

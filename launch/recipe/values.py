@@ -10,6 +10,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from typing import Any, get_origin, get_type_hints
+
+from ruamel.yaml import YAML
 
 from ...drafters.config import current_path
 from ...errors import RequestError
@@ -57,6 +60,15 @@ def say_renamed(old: str, now: str) -> None:
     _log.warning("%s is %s; this is the last version that knows the old names", old, now)
 
 
+def listed(value: Any, kinds: Sequence[Any]) -> Any:
+    """A flag's value, as YAML reads it, for a field of one of these kinds: for a list, `0` and `0,1` are one too."""
+    if value is None or isinstance(value, list) or not {list, tuple} & {get_origin(kind) for kind in kinds}:
+        return value
+    if not isinstance(value, str):
+        return [value]
+    return [YAML(typ="safe", pure=True).load(each) for each in value.split(",")]
+
+
 def check_words(words: Sequence[str]) -> None:
     """Raise RequestError for a word with what no name and no value has: it would be obeyed by a terminal."""
     for word in words:
@@ -77,6 +89,9 @@ def split_overrides(words: Sequence[str], *, of: type | None = None) -> tuple[li
         RequestError: a value is missing, a whole section is named, or a flag is neither the recipe's nor the verb's.
     """
     own = {each.name for each in fields(of)} if of is not None else set()
+    lists = {
+        name for name, kind in (get_type_hints(of) if of is not None else {}).items() if get_origin(kind) is tuple
+    }
     rest: list[str] = []
     overrides: list[tuple[str, str]] = []
     waiting = list(words)
@@ -87,7 +102,8 @@ def split_overrides(words: Sequence[str], *, of: type | None = None) -> tuple[li
         if not word.startswith("--") or not _is_value(path, own):
             if of is not None and len(name) > 1 and word.startswith("--"):
                 _check_own(name, path, own)
-            rest.append(word)
+            is_list = path in lists and word.startswith("--")
+            rest += [f"--{name}", *_items(waiting, value if equals else None)] if is_list else [word]
             continue
         if not equals:
             if not waiting or waiting[0].startswith("--"):
@@ -95,6 +111,14 @@ def split_overrides(words: Sequence[str], *, of: type | None = None) -> tuple[li
             value = waiting.pop(0)
         overrides.append((current_flag(path), value))
     return rest, overrides
+
+
+def _items(waiting: list[str], value: str | None) -> list[str]:
+    """The words of a list of the verb's own, taken out of those that wait; `1,4` is two of them."""
+    found = [] if value is None else [value]
+    while waiting and not waiting[0].startswith("--"):
+        found.append(waiting.pop(0))
+    return [item for word in found for item in word.split(",")]
 
 
 def _is_value(path: str, own: set[str]) -> bool:

@@ -23,7 +23,6 @@ COMMANDS = {
         "out",
         "--max-new-tokens",
         "6",
-        "--keep-cut",
         "--limit",
         "2",
     ],

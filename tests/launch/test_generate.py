@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -113,11 +114,11 @@ def target(place: Path) -> Backbone:
     return load_target(str(place / "target"))
 
 
-def generate(place: Path, out: Path, *more: str, source: str = "chats.jsonl") -> int:
+def generate(place: Path, out: Path, *more: str, source: str = "chats.jsonl", cut: str = "--drop-cut") -> int:
     flags = {"--target": str(place / "target"), "--max-new-tokens": "16", "--batch": "3"}
-    given = dict(zip(more[::2], more[1::2])) if "--keep-cut" not in more else {}
+    given = dict(zip(more[::2], more[1::2]))
     words = [word for flag, value in flags.items() if flag not in given for word in (flag, value)]
-    return main(["generate", "--source", str(place / source), "--out", str(out), *words, *more])
+    return main(["generate", "--source", str(place / source), "--out", str(out), *words, *filter(None, [cut]), *more])
 
 
 def read(out: Path, name: str = "answers.jsonl") -> list[Any]:
@@ -578,21 +579,38 @@ def _is_up(url: str) -> bool:
         return False
 
 
+def test_cut_answers_are_kept_marked_and_counted(
+    place: Path, greedy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was dropped for its length is a row, whose answer training learns without an end."""
+    assert generate(place, tmp_path / "out", cut="") == 0
+    found, dropped = manifest(tmp_path / "out"), manifest(greedy)["rows"]["rejected_by_kind"]["cut"]
+    assert dropped >= 2
+    assert found["answers"]["cut"] >= dropped
+    assert "cut" not in found["rows"]["rejected_by_kind"]
+    marked = [row for row in read(tmp_path / "out") if any(not m.get("ended", True) for m in row["messages"])]
+    assert len(marked) == found["rows"]["answered"] - manifest(greedy)["rows"]["answered"] == dropped
+    assert f"cut off after 16 tokens: {found['answers']['cut']} of" in capsys.readouterr().out
+    rows = ["--data.source", str(tmp_path / "out" / "answers.jsonl"), "--target.path", str(place / "target")]
+    assert main(["inspect", "distill-tiny", *rows, "--data.validation-share", "0.3"]) == 0
+    assert re.search(r"answers +in the loss: \d+ cut off, and learnt without an end", caplog.text)
+
+
+def test_the_flag_of_an_earlier_version_is_explained(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert generate(place, tmp_path / "out", "--limit", "1", cut="--keep-cut") == 0
+    assert "--keep-cut: answers that are cut off are kept anyway, and --drop-cut leaves them out" in caplog.text
+    assert generate(place, tmp_path / "other", "--keep-cut") == 2
+    assert "--keep-cut and --drop-cut are both given" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["chats.jsonl", "texts.jsonl"])
 def test_transformers_serve(place: Path, served: str, tmp_path: Path, source: str) -> None:
     """Killed and started again: the greedy answers of our own decoder, what is done not repeated."""
     server = ["--server", served, "--model", str(place / "target"), "--concurrency", "2"]
-    words = [
-        "generate",
-        "--source",
-        str(place / source),
-        "--target",
-        str(place / "target"),
-        "--max-new-tokens",
-        "16",
-        "--keep-cut",
-    ]
+    words = ["generate", "--source", str(place / source), "--target", str(place / "target"), "--max-new-tokens", "16"]
     out, own = tmp_path / "out", tmp_path / "own"
     process = killed_process.start([*words, *server, "--out", str(out)])
     journal = out / ".journal.jsonl"

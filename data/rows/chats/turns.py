@@ -75,7 +75,7 @@ def pieces_of(template: ChatTemplate, chat: Chat, loss_on: LossOn) -> Pieces:
     groups = _chained(answers)
     is_one = len(groups) < 2 and all(text.startswith(each.text) for each in answers)
     if loss_on == "all":
-        texts = [text] if is_one else [group[-1].text for group in groups]
+        texts = [_without_cut_end(chat, answers, text)] if is_one else [group[-1].text for group in groups]
         return Pieces(list(_all_count(texts, chat, answers)), notes)
     made = [_whole(template, chat, answers, text)] if is_one else [_part(template, chat, group) for group in groups]
     return Pieces([_judged(each, chat, notes) for each in made], notes)
@@ -138,11 +138,17 @@ def _chained(answers: Sequence[_Answer]) -> list[list[_Answer]]:
 
 def _whole(template: ChatTemplate, chat: Chat, answers: Sequence[_Answer], text: str) -> Piece:
     """The chat's text and all of its answers."""
-    regions = [(each.start, len(each.text)) for each in answers]
+    regions, kept = [(each.start, len(each.text)) for each in answers], _without_cut_end(chat, answers, text)
     if not template.is_marked(chat.tools):
-        return Piece(text, regions, [each.turn for each in answers])
+        return Piece(kept, regions, [each.turn for each in answers])
     spans = template.marks(chat, chat.messages, text)
-    return Piece(text, *_of_turns(spans, answers))
+    return Piece(kept, *_of_turns(spans, answers))
+
+
+def _without_cut_end(chat: Chat, answers: Sequence[_Answer], text: str) -> str:
+    """The chat's text up to its last answer's last word where that was cut off, whatever the template ends it with."""
+    is_cut = bool(answers) and answers[-1].is_cut and answers[-1].turn == len(chat.messages) - 1
+    return answers[-1].text if is_cut else text
 
 
 def _part(template: ChatTemplate, chat: Chat, group: Sequence[_Answer]) -> Piece:

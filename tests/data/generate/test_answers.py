@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from draftsmith.data.generate.answers import Asker, Dialogue, Reply
+from draftsmith.data.rows.encode import Encoded, Encoder
 from draftsmith.data.rows.raw import Rejected
 from draftsmith.data.rows.records import Placed
 from draftsmith.data.rows.shapes import find_shape, parse
@@ -183,6 +184,32 @@ def test_cut_answers_may_be_kept(tokenizer: PreTrainedTokenizerBase) -> None:
     assert entry["cut"] == 1
     cut = {"role": "assistant", "content": "new", "ended": False}
     assert entry["answer"] == {"messages": [{"role": "user", "content": "one"}, cut]}
+
+
+@pytest.mark.parametrize("by_ids", [True, False])
+@pytest.mark.parametrize("row", [ASK, {"prompt": "one", "completion": "OLD"}], ids=["chat", "exchange"])
+def test_a_cut_answer_is_learnt_up_to_its_last_token(
+    row: dict[str, Any], by_ids: bool, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Behind what was written stands no end, in the loss or out of it; behind a whole answer one does."""
+    asker = Asker(tokenizer, prompt_tokens=8, longest_prompt=100, keep_cut=True)
+    written = tokenizer("the fox").input_ids
+    for ended in (False, True):
+        ids = [*written, *[tokenizer.eos_token_id] * ended]
+        reply = Reply("the fox", len(ids), ended=ended, ids=ids if by_ids else None)
+        dialogue, _ = talk(asker, row, reply)
+        answer = asker.entry(dialogue)["answer"]
+        (encoded,) = asker.encoder([placed(answer).record])
+        assert isinstance(encoded, Encoded)
+        assert encoded.notes["cut"] == (not ended)
+        (document,) = encoded.documents
+        labels = document.ids[document.in_loss].tolist()
+        assert labels == ids
+        if not ended:
+            assert document.ids.tolist()[-len(ids) :] == ids
+        assert (tokenizer.eos_token_id in document.ids.tolist()) == ended
+        everything = Encoder.of(tokenizer, asker.data.model_copy(update={"loss_on": "all"}))([placed(answer).record])
+        assert [list(map(int, each.ids)) for each in everything[0].documents] == [document.ids.tolist()]
 
 
 def test_answers_that_tokenise_differently_are_counted(asker: Asker) -> None:

@@ -99,7 +99,7 @@ def verbs(made: Path, out: Path) -> list[list[str]]:
     eval_ = ["eval", *pair, *prompts, "--out", str(out / "eval"), "--no-audit", *SMALL, "--eval.sweep", "[]"]
     audit = ["audit", *pair, *prompts, "--out", str(out / "audit"), *AUDIT, *SMALL]
     chat = ["chat", *pair, "--prompt", "abc def", "--max-new-tokens", "8"]
-    rows = ["--source", str(made / "texts.jsonl"), "--prompt-tokens", "8", "--max-new-tokens", "8", "--keep-cut"]
+    rows = ["--source", str(made / "texts.jsonl"), "--prompt-tokens", "8", "--max-new-tokens", "8"]
     generate = ["generate", *pair, *rows, "--out", str(out / "answers")]
     tune = ["tune", *pair, *prompts, "--out", str(out / "tune"), "--limit", "8", "--eval.max_new_tokens", "12"]
     export = ["export", *pair, "--format", "vllm", "--out", str(out / "export")]
