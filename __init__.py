@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .launch.recipe.register import register as register
     from .launch.train import train as train
     from .trainers.methods import Method as Method
+    from .trainers.methods import PassMemory as PassMemory
 
 __version__ = "0.2.0.dev0"
 
@@ -76,6 +77,7 @@ _HOMES = {
     "Family": "drafters.families",
     "Form": "drafters.families",
     "Method": "trainers.methods",
+    "PassMemory": "trainers.methods",
     "evaluate": "eval.measure.evaluate",
     "Drafter": "decoding.proposal",
     "Proposer": "decoding.proposal",

@@ -54,13 +54,16 @@ def load_drafter(
         path: a run (`runs/mine`), the drafter's folder in it, or `hub:NAME[@REVISION]`.
         draft_length: tokens of a chain, depth of a tree by confidence; of a run by default as its recipe says, or 4.
         config: how it proposes; of a run by default as its recipe says.
-        changes: fields of it, as `policy="argmax"`.
+        changes: fields of it, as `policy="argmax"` or `eagle_tree="dynamic"`.
 
     Raises:
         RequestError: there is no drafter, or it was made for another target; the message names what differs.
     """
     from .drafters.config import DrafterConfig
 
+    check_target(target)
+    if not isinstance(path, str | Path) or not str(path):
+        raise RequestError(f"the drafter is {path!r:.60}; expected a run, a drafter's folder, or hub:NAME[@REVISION]")
     run = Path(path)
     if (run / "run.yaml").is_file():
         recipe = load_recipe(str(run / "run.yaml")).recipe
@@ -262,6 +265,9 @@ def _requests(target: Backbone, prompts: Prompts, settings: EvalConfig) -> tuple
     numbered = [
         Request(each.prompt, each.ids, number, each.turn) for number, each in enumerate([*rendered, *requests])
     ]
+    for each in numbered:
+        if not each.ids:
+            raise RequestError(f"{each.prompt.id} of {len(given)} is empty; expected a text of at least one token")
     return numbered, sum(len(each.points) for each in made) - len(rendered)
 
 

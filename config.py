@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import reduce
 from math import inf
+from operator import getitem
 from typing import Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -49,8 +51,22 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
+def inner_sections(kind: type[Section]) -> dict[str, type[Section]]:
+    """The sections that stand in a section, by name."""
+    kinds = {name: info.annotation for name, info in kind.model_fields.items()}
+    return {name: each for name, each in kinds.items() if isinstance(each, type) and issubclass(each, Section)}
+
+
+def _paths(kind: type[Section]) -> dict[str, tuple[str, ...]]:
+    """Where the fields stand that have a name in Python."""
+    inner = [(name, field) for name, each in inner_sections(kind).items() for field in each.model_fields]
+    return {name: (name,) for name in kind.model_fields} | {"_".join(path): path for path in inner}
+
+
 def changed(section: S, values: Mapping[str, Any]) -> S:
     """The section with some of its fields changed, as Python code gives them by name.
+
+    A field of a section inside is named with it, as `eagle_tree`.
 
     Raises:
         RequestError: a name that is no field, or a value that it cannot have.
@@ -58,13 +74,16 @@ def changed(section: S, values: Mapping[str, Any]) -> S:
     kind = type(section)
     if not isinstance(section, Section):
         raise RequestError(f"config is {section!r:.60}; expected a section, as EvalConfig(...), or its fields by name")
-    for name in values:
-        if name not in kind.model_fields:
-            near = difflib.get_close_matches(name, kind.model_fields, n=1)
+    paths, made = _paths(kind), section.model_dump()
+    for name, value in values.items():
+        if name not in paths:
+            near = difflib.get_close_matches(name, paths, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(kind.model_fields)}"
             raise RequestError(f"{name} is no field of {kind.__name__}{hint}")
+        *sections, field = paths[name]
+        reduce(getitem, sections, made)[field] = value
     try:
-        return kind.model_validate({**section.model_dump(), **values})
+        return kind.model_validate(made)
     except ValidationError as error:
         found = "\n".join(
             f"  {'.'.join(map(str, each['loc']))}: found {each['input']!r:.80}; {each['msg']}"

@@ -27,15 +27,15 @@ from .data.rows.raw import BadRow
 from .data.rows.shapes import Text, Tokens
 from .decoding.request import STATES, check_target, whole, whole_numbers
 from .drafters.families import FAMILIES
-from .errors import DataError, RequestError
+from .errors import DataError, RequestError, Stopped, TrainingFailed
 from .eval.measure.probe import tau_probe
 from .launch.recipe.values import value_path
 from .storage import check_identity_file, check_name, hold, read_tensors, writable_folder, write_tensors, write_text
 from .trainers.config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
-from .trainers.loop.loop import Plan
+from .trainers.loop.loop import Plan, RunOutcome
 from .trainers.loop.setup import make_accelerator, make_deterministic, own_kernels, run_loop
 from .trainers.teacher.frozen import Save, saver
-from .trainers.teacher.own import Loss, OwnObjective
+from .trainers.teacher.own import Loss, OwnObjective, check_adds_up
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,7 +100,7 @@ def fit(
     Args:
         net: any module; its weights are trained in place, and end as the best of the run.
         loss: `loss(net, batch, states)` returns the loss summed over labels, or sums by name with `loss` among them
-            (`trainers/teacher/own.py` says what it is given).
+            (`trainers/teacher/own.py` says what it is given). A mean is refused: it is called on a few rows first.
         rows: `stdlib`, a file or folder of rows, a DataConfig, packed rows, or a list of texts or of token ids. A
             part is held out.
         steps: optimiser steps.
@@ -115,6 +115,7 @@ def fit(
 
     Raises:
         RequestError: a wrong argument, or a folder with another run. Stopped: a signal ended the run.
+        TrainingFailed: the loss is not finite, step after step.
     """
     check_target(target)
     _check_net(net, loss, drafter)
@@ -129,15 +130,40 @@ def fit(
         ids = [each[-128:] if prompts is None else each for each in ids_of(target, asked)]
         probe = tau_probe(target, ids, make_proposer=make, max_new_tokens=settings.probe.max_new_tokens)
         objective = OwnObjective(net, loss, target.model, _save(net, target), layers=layers)
+        net.to(accelerator.device)
+        check_adds_up(objective, train)
         identity = _identity(settings, net, loss, layers, train)
         if not check_identity_file(folder / "fit.json", identity, remedy=f"Name another folder than {folder}"):
             write_text(folder / "fit.json", json.dumps(identity, indent=1) + "\n")
         plan = Plan(*settings[:4], identity)
         export_to = folder / "drafter"
         how: dict[str, Any] = {"out": folder, "export_to": export_to, "probe": probe, "resume": resume}
-        run_loop(objective, train, held_out, plan, accelerator, **how)
+        try:
+            outcome = run_loop(objective, train, held_out, plan, accelerator, **how)
+        except Stopped as stopped:
+            raise Stopped(_stopped(stopped, out)) from None
+        _check_learnt(outcome)
         net.load_state_dict(read_tensors(export_to / _WEIGHTS, remedy="train it again"))
     return make(net.eval())
+
+
+def _stopped(stopped: Stopped, out: str | Path | None) -> str:
+    """What a run that was stopped has left, and how to go on."""
+    when = str(stopped).partition(" with a checkpoint")[0]
+    if out is None:
+        return (
+            f"{when}; the net has what it has learnt, and nothing else is kept: name a folder, out=..., to go on there"
+        )
+    return f"{when} with a checkpoint in {out}; the same call goes on from it"
+
+
+def _check_learnt(outcome: RunOutcome) -> None:
+    """Raise TrainingFailed for a run that has skipped every step: too short for the loop to end it before."""
+    if outcome.skipped == outcome.steps:
+        raise TrainingFailed(
+            f"step {outcome.steps - 1}: the run ends, and all of its {outcome.steps} steps were skipped, as loss or "
+            "gradient is not finite: nothing was learnt; look at what the loss function returns, or lower lr"
+        )
 
 
 def _check_net(net: Any, loss: Any, drafter: Any) -> None:

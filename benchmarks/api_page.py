@@ -35,7 +35,7 @@ GROUPS = {
     ),
     "Results": ("Decoded", "Measurement", "AuditReport", "Interval", "tau", "Generation"),
     "Settings": ("DataConfig", "EvalConfig", "AuditConfig", "DrafterConfig", "load_recipe"),
-    "Records": ("Family", "Form", "Method"),
+    "Records": ("Family", "Form", "Method", "PassMemory"),
     "The rest": ("Backbone", "Arm", "evaluate", "DraftsmithError", "RequestError"),
 }
 
@@ -109,9 +109,13 @@ def _members(kind: type) -> list[tuple[str, str, str]]:
 
 
 def _model_docs(kind: Any) -> dict[str, tuple[str, str]]:
-    """The fields of a recipe section, which keep their docstrings."""
-    found = {}
+    """The fields of a recipe section, which keep their docstrings; those of a section within it by their path."""
+    found: dict[str, tuple[str, str]] = {}
     for name, field in getattr(kind, "model_fields", {}).items():
+        if hasattr(field.annotation, "model_fields"):
+            inner = _model_docs(field.annotation)
+            found |= {f"{name}.{each}": said for each, said in inner.items()}
+            continue
         default = "" if field.is_required() else f" = {field.get_default(call_default_factory=True)!r}"
         found[name] = (default, field.description or "")
     return found

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import torch
 
+from ..errors import RequestError
+
 # cuBLAS reads it once, before its first product: a run that is to be repeated bit for bit would be refused later on
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -25,6 +27,18 @@ def runs_on_cpu() -> bool:
     """Whether models go to the CPU: there is no GPU, or the launch leaves it out as accelerate's launches do."""
     asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "t", "yes", "y", "on"}
     return asked or not torch.cuda.is_available()
+
+
+def check_device(device: Any) -> None:
+    """Raise RequestError for a device on which torch can put nothing here; it says that itself in many ways."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        has = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        raise RequestError(
+            f"device is {device!r:.60}, which this machine does not have ({str(error).splitlines()[0]:.80}); expected "
+            f"one of {', '.join(has)}, or None for the GPU where there is one"
+        ) from None
 
 
 class Spent:

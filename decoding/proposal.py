@@ -24,6 +24,9 @@ from .random import Uniforms
 from .sampling import Warper
 from .tree.tree import AnyTree
 
+_ROUNDING = 1e-3
+"""By how much a sum of fp32 probabilities may miss 1."""
+
 
 class DraftSampling(Enum):
     """How the tokens of a proposal were drawn."""
@@ -127,7 +130,7 @@ def check_proposal(
     """
     found = _misfit(proposal, last_B, vocabulary, draws=draws)
     if not found and reads:
-        found = _wrong_ids(proposal.tokens_BN, last_B, vocabulary)
+        found = _wrong_ids(proposal.tokens_BN, last_B, vocabulary) or (_wrong_q(proposal) if draws else "")
     if found:
         raise RequestError(
             f"{type(drafter).__name__}.propose returned {found}; draftsmith.Proposal says what it holds"
@@ -170,6 +173,39 @@ def _wrong_ids(tokens_BN: Tensor, last_B: Tensor, vocabulary: int) -> str:
             f"given, {last_B.tolist()!r:.80}, with the drafts behind them"
         )
     return ""
+
+
+def _wrong_q(proposal: Proposal) -> str:
+    """What is wrong with the distributions that tokens are said to be drawn from; empty if nothing is."""
+    q_BXV = proposal.q_BNV if proposal.trials is None else proposal.trials.q_BXV
+    if q_BXV is None or proposal.sampling is DraftSampling.POINT_MASS:
+        return ""
+    sum_BX, least_BX = q_BXV.sum(-1), q_BXV.amin(-1)
+    # a comparison with NaN is false
+    wrong_BX = _drawn_from(proposal, q_BXV.shape[1]) & ~((sum_BX - 1).abs().le(_ROUNDING) & least_BX.ge(0))
+    if not bool(wrong_BX.any()):
+        return ""
+    row, at = wrong_BX.nonzero()[0].tolist()
+    name = "q_BNV" if proposal.trials is None else "trials.q_BXV"
+    total, least = float(sum_BX[row, at]), float(least_BX[row, at])
+    return (
+        f"{name}[{row}, {at}] that sums to {total:.4g}, its least entry {least:.4g}; expected a "
+        "distribution, the one that the children were drawn from: no entry below 0, none NaN, a sum of 1"
+    )
+
+
+def _drawn_from(proposal: Proposal, count: int) -> Tensor:
+    """Which of `count` distributions a row a candidate was drawn from, bool [B, X]."""
+    tokens_BN, trials, present_BN = proposal.tokens_BN, proposal.trials, proposal.present_BN
+    child_BNC = proposal.tree.on(tokens_BN.device).children_BNC if trials is None else trials.child_BNC
+    child_BX = child_BNC.expand(len(tokens_BN), -1, -1).flatten(1)
+    tried_BX = child_BX >= 0
+    if present_BN is not None:
+        tried_BX = tried_BX & present_BN.gather(1, child_BX.clamp_min(0))
+    if trials is None:
+        return tried_BX.view(len(tokens_BN), *child_BNC.shape[1:]).any(-1)
+    used_BX = torch.zeros(len(tokens_BN), count, dtype=torch.int64, device=tokens_BN.device)
+    return used_BX.scatter_add_(1, trials.q_index_BNC.flatten(1).clamp_min(0), tried_BX.long()) > 0
 
 
 def _shown(value: object) -> str:
@@ -286,6 +322,11 @@ class Drafter(ABC):
     weights_read: Sequence[nn.Module] | None = None
     """What a proposal reads of weights, each as often as it is read; None: all of `module` in every draft step."""
     _nodes: int = 0
+
+    def __repr__(self) -> str:
+        """Its class and sizes: what a cell that ends with `fit` shows."""
+        sizes = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("draft_length", "nodes", "draft_steps"))
+        return f"<{type(self).__name__}: {sizes}>"
 
     @property
     def nodes(self) -> int:

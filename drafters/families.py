@@ -103,9 +103,13 @@ class Family:
     grids: tuple[Grid, ...] = ()
     """Settings that `draftsmith tune` tries; none: it drafts in one way."""
     options: frozenset[str] = frozenset()
-    """Of the fields of `drafter`, those that it reads, `tree` and `vocabulary` apart."""
+    """Of the fields and sections of `drafter`, those that it reads, `tree` and `vocabulary` apart."""
     tree_unused: Callable[[DrafterConfig], tuple[str, str] | None] = lambda _config: _CHAINS
     """Why a static tree that `drafter.tree` names would not be used, and what to do; None: it is."""
+
+    def reads(self, option: str) -> bool:
+        """Whether it reads the value at a dotted path of `drafter`."""
+        return option.partition(".")[0] in self.options
 
     @property
     def samples(self) -> bool:
@@ -166,9 +170,9 @@ def _always_a_tree(_config: DrafterConfig) -> None:
 
 
 def _if_static(config: DrafterConfig) -> tuple[str, str] | None:
-    if config.eagle_tree == "static":
+    if config.eagle.tree == "static":
         return None
-    return f"its drafter.eagle_tree is {config.eagle_tree}", "add --drafter.eagle_tree static"
+    return f"its drafter.eagle.tree is {config.eagle.tree}", "add --drafter.eagle.tree static"
 
 
 def _by_policy(name: str) -> Callable[[Any], str]:
@@ -181,9 +185,10 @@ def _drawn(drafter: Any) -> str:
 
 
 _DRAWN = frozenset({_POLICY, "temperature_factors"})
-_OF_EAGLE = _DRAWN | {"eagle_tree", "eagle_nodes", "eagle_top_k"}
-_OF_HEADS = frozenset({"medusa_nodes"})
-_OF_BLOCKS = _DRAWN | {"confidence", "block_tree", "block_nodes", "block_children"}
+_OF_EAGLE = _DRAWN | {"eagle"}
+_OF_HEADS = frozenset({"medusa"})
+_OF_SUFFIX = frozenset({"suffix"})
+_OF_BLOCKS = _DRAWN | {"confidence", "block"}
 
 
 def _block_toy(drafter: Any) -> str:
@@ -218,19 +223,14 @@ def _own_toy(name: str) -> Callable[[Any], str]:
 
 
 def _longest_of_suffix(config: DrafterConfig) -> int:
-    stored = config.suffix_datastore is not None
-    return int(function(".suffix.windows:longest_draft")(config.suffix_depth, config.suffix_factor, stored=stored))
-
-
-def _named(prefix: str) -> frozenset[str]:
-    """The fields of `drafter` whose names begin so."""
-    return frozenset(name for name in DrafterConfig.model_fields if name.startswith(prefix))
+    stored = config.suffix.datastore is not None
+    return int(function(".suffix.windows:longest_draft")(config.suffix.depth, config.suffix.factor, stored=stored))
 
 
 def _lookup(
-    name: str, title: str, summary: str, make: str, grids: tuple[Grid, ...] = (), *, prefix: str = ""
+    name: str, title: str, summary: str, make: str, grids: tuple[Grid, ...] = (), *, section: str = ""
 ) -> Family:
-    """A family that drafts without training, by the fields of `drafter` that its name, or `prefix`, begins."""
+    """A family that drafts without training, by the section of `drafter` of its name, or `section`."""
     return Family(
         name=name,
         title=title,
@@ -238,7 +238,7 @@ def _lookup(
         summary=summary,
         page="methods.md",
         make=f".lookup.family:{make}",
-        options=_named(prefix or f"{name}_"),
+        options=frozenset({section or name}),
         grids=grids,
         toy=_own_toy(name),
     )
@@ -506,7 +506,7 @@ _ALL = (
         summary="a draft model whose draft length follows the acceptance of each row",
         page="methods.md",
         wrap=".model.family:adaptive",
-        options=_named("adaptive_"),
+        options=frozenset({"adaptive"}),
         toy=_own_toy("adaptive-draft"),
     ),
     _lookup(
@@ -515,7 +515,7 @@ _ALL = (
         "copies what followed the last tokens earlier in the same text",
         "prompt_lookup",
         PROMPT_LOOKUP,
-        prefix="lookup_",
+        section="lookup",
     ),
     _lookup("ngram", "ngram", "the likeliest next token after the last few, counted from a corpus", "ngram", NGRAM),
     _lookup("llma", "llma", "copies from reference documents where the last tokens stand in one", "llma", LLMA),
@@ -527,7 +527,7 @@ _ALL = (
         summary="what most often followed the end of the text: there, in earlier answers, in a datastore",
         page="suffix.md",
         make=".suffix.family:suffix",
-        options=_named("suffix_"),
+        options=_OF_SUFFIX,
         toy=lambda drafter: "suffix tree" if getattr(drafter, "branching", False) else "suffix",
         longest=_longest_of_suffix,
         grids=SUFFIX,
@@ -539,7 +539,7 @@ _ALL = (
         summary="suffix decoding where it promises more than a trained drafter keeps, and that drafter elsewhere",
         page="suffix.md",
         wrap=".suffix.family:hybrid",
-        options=_named("suffix_"),
+        options=_OF_SUFFIX,
         toy=_hybrid_toy,
     ),
     _lookup(

@@ -66,12 +66,12 @@ NO_FACTORS = "[]"
 def _by_nodes(depth: int) -> Grid:
     """EAGLE-2's tree of that depth."""
     fixed = {
-        "drafter.eagle_tree": "dynamic",
+        "drafter.eagle.tree": "dynamic",
         "drafter.tree": "default",
         "eval.draft_length": str(depth),
         FACTORS: NO_FACTORS,
     }
-    return Grid("drafter.eagle_nodes", (6, 8, 12, 16, 24, 32, 61), chain=False, fixed=fixed)
+    return Grid("drafter.eagle.nodes", (6, 8, 12, 16, 24, 32, 61), chain=False, fixed=fixed)
 
 
 _CHAIN = Grid("eval.draft_length", (1, 2, 3, 4, 5, 6, 8), fixed={_POLICY: "sample", FACTORS: NO_FACTORS})
@@ -79,10 +79,10 @@ _ARGMAX = replace(_CHAIN, fixed={**_CHAIN.fixed, _POLICY: "argmax"}, sampled=Tru
 BY_TEXT = (replace(_CHAIN, fixed={}),)
 BY_MODEL = (_CHAIN, _ARGMAX)
 BY_HEADS = (
-    Grid("drafter.medusa_nodes", (2, 3, 4, 6, 8, 12, 20, 32), chain=False, fixed={"drafter.tree": "default"}),
+    Grid("drafter.medusa.nodes", (2, 3, 4, 6, 8, 12, 20, 32), chain=False, fixed={"drafter.tree": "default"}),
     Grid("eval.draft_length", (1, 2, 3, 4, 5), fixed={"drafter.tree": "chain"}),
 )
-_EAGLE_CHAIN = {"drafter.eagle_tree": "chain", "drafter.tree": "default"}
+_EAGLE_CHAIN = {"drafter.eagle.tree": "chain", "drafter.tree": "default"}
 BY_EAGLE = (*(replace(each, fixed={**each.fixed, **_EAGLE_CHAIN}) for each in BY_MODEL), _by_nodes(3), _by_nodes(5))
 
 
@@ -93,15 +93,15 @@ def _branches(settings: Mapping[str, Any]) -> bool:
 
 
 _CHILDREN = 4
-_BLOCK_CHAIN = {"drafter.block_tree": "chain"}
+_BLOCK_CHAIN = {"drafter.block.tree": "chain"}
 _BLOCK_TREE = Grid(
-    "drafter.block_nodes",
+    "drafter.block.nodes",
     (3, 4, 6, 8, 12, 16),
     chain=False,
     # as deep as the block, up to eight drafts
     fixed={
-        "drafter.block_tree": "tree",
-        "drafter.block_children": str(_CHILDREN),
+        "drafter.block.tree": "tree",
+        "drafter.block.children": str(_CHILDREN),
         "eval.draft_length": "8",
         FACTORS: NO_FACTORS,
     },
@@ -121,7 +121,7 @@ _BLOCK = tuple(
 )
 BY_BLOCK = (*_BLOCK, _cut(lambda _settings: True))
 BY_DSPARK = (*_BLOCK, _cut(lambda settings: bool(settings["confidence"])))
-PROMPT_LOOKUP = (Grid("drafter.lookup_tokens", (1, 2, 3, 4, 6, 8, 10)),)
-NGRAM = (Grid("drafter.ngram_tokens", (1, 2, 3, 4, 5, 6)),)
-LLMA = (Grid("drafter.llma_tokens", (1, 2, 4, 6, 8, 12, 19)),)
-SUFFIX = (Grid("drafter.suffix_tokens", (1, 2, 4, 6, 8, 12, 16)),)
+PROMPT_LOOKUP = (Grid("drafter.lookup.tokens", (1, 2, 3, 4, 6, 8, 10)),)
+NGRAM = (Grid("drafter.ngram.tokens", (1, 2, 3, 4, 5, 6)),)
+LLMA = (Grid("drafter.llma.tokens", (1, 2, 4, 6, 8, 12, 19)),)
+SUFFIX = (Grid("drafter.suffix.tokens", (1, 2, 4, 6, 8, 12, 16)),)

@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import RequestError
 from ..storage import write_text
 from ..storage.formats import TUNED
+from .config import current_path
 from .grids import NO_FACTORS
 
 NAME = "tuned.json"
@@ -68,8 +69,8 @@ class Tuned:
     @property
     def is_chain(self) -> bool:
         """Whether it drafts a chain, as serving engines do."""
-        nodes = any(name.endswith("_nodes") for name in self.values)
-        return not nodes and self.values.get("drafter.eagle_tree", "chain") == "chain"
+        nodes = any(name.endswith(".nodes") for name in self.values)
+        return not nodes and self.values.get("drafter.eagle.tree", "chain") == "chain"
 
 
 def read_tuned(folder: Path) -> Tuned:
@@ -101,7 +102,8 @@ def read_tuned(folder: Path) -> Tuned:
     plain = content.get("plain", content.get("pays") is False and not settings)
     if not isinstance(plain, bool) or (plain and settings):
         raise RequestError(f"{path} sets {settings!r:.120} with plain {plain!r:.20}; expected one of them; {_AGAIN}")
-    return Tuned(settings, measured, plain, _hope(content) if plain else "")
+    values = {current_path(name): value for name, value in settings.items()}
+    return Tuned(values, measured, plain, _hope(content) if plain else "")
 
 
 def _hope(content: Mapping[str, Any]) -> str:

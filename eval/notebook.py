@@ -31,9 +31,12 @@ _TABLE = Environment(autoescape=True).from_string(
     "</tbody></table>{% if note %}<p>{{ note }}</p>{% endif %}"
 )
 
+_WIDEST = 60
+"""Characters of a column of the table in text."""
+
 
 class Shown(ABC):
-    """What a notebook shows as a table."""
+    """What a notebook shows as a table, and `print` as lines of text."""
 
     @abstractmethod
     def table(self) -> list[dict[str, Any]]:
@@ -48,6 +51,14 @@ class Shown(ABC):
         """The table in HTML, every text escaped: what Jupyter shows."""
         rows = [{name: _text(value) for name, value in row.items()} for row in self.table()]
         return _TABLE.render(rows=rows, names=list(rows[0]) if rows else [], note=self.note)
+
+    def __repr__(self) -> str:
+        """The table in lines of text, and the note below it."""
+        rows = [{name: _line(value) for name, value in row.items()} for row in self.table()]
+        head = {name: name for name in rows[0]} if rows else {}
+        wide = {name: max(len(row[name]) for row in [head, *rows]) for name in head}
+        lines = ["  ".join(row[name].ljust(wide[name]) for name in head).rstrip() for row in [head, *rows] if head]
+        return "\n".join([*lines, *([self.note] if self.note else [])])
 
     def to_pandas(self) -> Any:
         """The table as a pandas DataFrame.
@@ -70,8 +81,16 @@ def _text(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-@dataclass
-class Decoded(Generation, Shown):
+def _line(value: Any) -> str:
+    """As `_text`, on one line of a table."""
+    words = " ".join(_text(value).split())
+    # a terminal obeys what is not printed
+    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in words)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
+
+@dataclass(repr=False)
+class Decoded(Shown, Generation):
     """What was decoded: `Generation`, with the texts and tau."""
 
     target: Backbone | None = field(default=None, repr=False)
@@ -98,7 +117,7 @@ class Decoded(Generation, Shown):
         return f"{self.target_calls} target calls, tau {_text(self.tau)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measurement(Shown):
     """What drafters are worth on some prompts: a row per drafter and temperature, each with its verdict.
 
@@ -164,6 +183,14 @@ class Measurement(Shown):
             }
             for row in self._filled()
         ]
+
+    @property
+    def note(self) -> str:
+        """Which drafters nothing can be said of."""
+        names = dict.fromkeys(str(row["method"]) for row in self.rows if row["tau"][0] is None)
+        if not names:
+            return ""
+        return f"no step counts of {', '.join(names)}: the answers end with their first token, or are too short"
 
     def _filled(self) -> list[dict[str, Any]]:
         """The rows with as many depths as the deepest has."""

@@ -10,7 +10,7 @@ try:  # so that Ctrl-C is quiet before `main` is there to see to it
     import re
     import sys
     import traceback
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from functools import reduce
     from operator import or_
     from pathlib import Path
@@ -21,8 +21,8 @@ try:  # so that Ctrl-C is quiet before `main` is there to see to it
     from ..errors import DraftsmithError, EnvironmentFailure, RequestError
     from ..storage import MACHINE_ERRNOS
     from .recipe.values import check_words, split_overrides
-    from .screen import log_to_screen, nobody_reads, printable
-    from .verbs import VERBS, WITH_OVERRIDES
+    from .screen import log_to_screen, nobody_reads, printable, say
+    from .verbs import VERBS
 except KeyboardInterrupt:
     raise SystemExit(130) from None
 
@@ -74,15 +74,18 @@ def check_names(words: Sequence[str]) -> None:
 
 def _run(words: list[str]) -> int:
     check_words(words)
-    takes_values = bool(words) and words[0] in WITH_OVERRIDES
-    words, overrides = split_overrides(words, of=VERBS[words[0]]) if takes_values else (words, [])
+    overrides: list[tuple[str, str]] = []
+    if words and words[0] in _WITH_VALUES:
+        words, overrides = split_overrides(words, of=VERBS[words[0]].request)
     _check_no_empty(words)
     try:
-        verb = tyro.cli(_union(words), args=words, prog="draftsmith", description=_ABOUT)
+        request = tyro.cli(_union(words), args=words, prog="draftsmith", description=_ABOUT)
     except SystemExit as stop:
         return int(stop.code or 0)
-    run: Callable[..., None] = verb.run
-    run(overrides) if takes_values else run()
+    verb = next(each for each in VERBS.values() if each.request is type(request))
+    text = verb.run(request, overrides) if verb.takes_values else verb.run(request)
+    if text is not None:
+        say(text)
     return 0
 
 
@@ -97,14 +100,15 @@ def _check_no_empty(words: Sequence[str]) -> None:
 _NO_MEMORY = re.compile("not enough memory|can't allocate memory")
 """What torch says where the machine has no memory left; its own error is a plain RuntimeError."""
 _ABOUT = "Train, prove and ship drafters for speculative decoding."
+_WITH_VALUES = {name for name, verb in VERBS.items() if verb.takes_values}
 _VALUES = "Values of the recipe are set with --section.field VALUE."
 
 
 def _union(words: Sequence[str]) -> Any:
     # said by the verb's own help alone: in the list of all it would stand eight times
-    more = {name: f"{VERBS[name].__doc__}\n\n{_VALUES}" for name in WITH_OVERRIDES & {*words[:1]}}
+    more = {name: f"{VERBS[name].request.__doc__}\n\n{_VALUES}" for name in _WITH_VALUES & {*words[:1]}}
     parts = [
-        Annotated[verb, tyro.conf.subcommand(name=name, prefix_name=False, description=more.get(name))]
+        Annotated[verb.request, tyro.conf.subcommand(name=name, prefix_name=False, description=more.get(name))]
         for name, verb in VERBS.items()
     ]
     return reduce(or_, parts)

@@ -103,7 +103,7 @@ def build(request: DatastoreRequest) -> str:
         f"{request.out}: {manifest['tokens']:,} tokens of {manifest['documents']:,} texts in "
         f"{shards} shard{'' if shards == 1 else 's'}\n"
         f"next: draftsmith eval --target {shlex.quote(request.target)} --method rest "
-        f"--drafter.rest_datastore {shlex.quote(str(request.out))}\n"
+        f"--drafter.rest.datastore {shlex.quote(str(request.out))}\n"
         f"or:   draftsmith eval --target {shlex.quote(request.target)} --method suffix "
-        f"--drafter.suffix_datastore {shlex.quote(str(request.out))}"
+        f"--drafter.suffix.datastore {shlex.quote(str(request.out))}"
     )

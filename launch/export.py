@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ..eval.tune.settings import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
 from .engines import DRAWS, TAKES_TREES, DynamicTree, Start, command
-from .recipe.load import load_recipe
+from .recipe.load import load_recipe, without_run
 from .recipe.model import Recipe
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _source(request: ExportRequest) -> _Source:
     if request.drafter is not None:
         if request.run_folder is not None or request.target is None or request.out is None:
             raise RequestError("--drafter is exported by itself: name --target and --out beside it, and no run")
-        recipe = load_recipe("distill-tiny").recipe  # any would do: it says how a drafter drafts by default
+        recipe = without_run()
         return _Source(drafter_folder(request.drafter), recipe, request.target, request.out)
     run = request.run_folder
     if run is None:
@@ -231,7 +232,7 @@ def _drafts(
             "the recipe has it" if tuned.is_chain else _whose(tuned),
         )
     cut = _said(recipe, "confidence", chosen)
-    if "confidence" in FAMILIES[family].options and float(cut) and tuned.is_chain:
+    if FAMILIES[family].reads("confidence") and float(cut) and tuned.is_chain:
         _log.info(
             "%s drafts all %d tokens: left out is drafter.confidence %s, which ends drafts in front of a slot in "
             "doubt, as %s",
@@ -248,25 +249,25 @@ def _tree_of(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> DynamicT
     from ..decoding.tree.build import most_nodes
 
     config = recipe.drafter
-    if FAMILIES[family].grids != BY_EAGLE or chosen.get("drafter.eagle_tree", config.eagle_tree) != "dynamic":
+    if FAMILIES[family].grids != BY_EAGLE or chosen.get("drafter.eagle.tree", config.eagle.tree) != "dynamic":
         return None
     depth = int(chosen.get(DRAFT_LENGTH, recipe.eval.draft_length))
-    nodes = int(chosen.get("drafter.eagle_nodes", config.eagle_nodes))
-    return DynamicTree(depth, config.eagle_top_k, min(nodes, most_nodes(depth, config.eagle_top_k)))
+    nodes = int(chosen.get("drafter.eagle.nodes", config.eagle.nodes))
+    return DynamicTree(depth, config.eagle.top_k, min(nodes, most_nodes(depth, config.eagle.top_k)))
 
 
 def _branches(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> bool:
     """Whether the drafter has a tree of its own, of whatever kind, where the recipe or what is chosen says so."""
     record = FAMILIES[family]
-    if any(name in record.options and _said(recipe, name, chosen) == shape for name, shape in BRANCHING.items()):
+    if any(record.reads(name) and _said(recipe, name, chosen) == shape for name, shape in BRANCHING.items()):
         return True
-    static = record.tree_unused(recipe.drafter) is None and "drafter.eagle_tree" not in chosen
+    static = record.tree_unused(recipe.drafter) is None and "drafter.eagle.tree" not in chosen
     return static and _said(recipe, "tree", chosen) != CHAIN_TREE
 
 
 def _said(recipe: Recipe, option: str, chosen: Mapping[str, str]) -> str:
     """A value of the drafter section, as a flag gives it."""
-    return chosen.get(f"drafter.{option}", str(getattr(recipe.drafter, option)))
+    return chosen.get(f"drafter.{option}", str(attrgetter(option)(recipe.drafter)))
 
 
 def _whose(tuned: Tuned) -> str:

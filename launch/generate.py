@@ -17,8 +17,9 @@ from ..drafters.hub import drafter_folder
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
 from ..eval.measure.weight_files import drafter_hash
+from ..storage.identity import flat
 from .check.early import check_least
-from .recipe.load import load_recipe
+from .recipe.load import without_run
 from .recipe.model import Recipe
 from .requests import GenerateRequest
 
@@ -69,8 +70,7 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
             _log.info("tuned for %s: %s", tuned.measured, tuned.shown)
         elif tuned.plain:
             request = _plainly(request, tuned)
-    # any recipe would do: only sections that no method changes are read
-    recipe = load_recipe("distill-tiny", [*tuned.values.items(), *overrides]).recipe
+    recipe = without_run([*tuned.values.items(), *overrides])
 
     from ..data.generate.answers import CORRECTIONS, Asker
     from ..data.generate.journal import Journal
@@ -197,13 +197,13 @@ def _server_request(request: GenerateRequest) -> ServerRequest | None:
 
 
 def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
+    from ..data.features.model_hash import model_hash
     from ..data.generate.answers import CORRECTIONS
     from ..data.generate.decoded import Answerer, answer_rows
     from ..decoding.backbone.loading import load_target
     from ..decoding.sampling import Warper
     from ..drafters.identity import TargetIdentity
     from ..drafters.registry import load_drafter
-    from ..trainers.teacher.feature_cache import model_hash
 
     config, length = recipe.target, recipe.eval.draft_length
     target = load_target(
@@ -216,7 +216,8 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     drafter, drafted = None, None
     if request.drafter is not None:
         drafter = load_drafter(request.drafter, target, draft_length=length, config=recipe.drafter)
-        own = recipe.drafter.model_dump(mode="json")
+        # names without dots, as folders that were begun before there were sections have them
+        own = {name.replace(".", "_"): value for name, value in flat(recipe.drafter.model_dump(mode="json")).items()}
         drafted = own | {"sha256": drafter_hash(Path(request.drafter)), "draft_length": length}
         if request.corrections:
             drafted |= {CORRECTIONS: True}

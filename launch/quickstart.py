@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.prompts import SECOND
 from ..drafters.families import FAMILIES, function
 from ..errors import TrainingFailed
+from ..storage.identity import flat
 from .methods import TRAINED
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
@@ -140,7 +141,7 @@ def _measure(out: Path, lookup: dict[str, str], console: Console, stages: _Stage
     arms = list(audited(pair, arms_of(pair), first_turns(requests), folder, console).values())
     stages.begin("measuring acceptance and speed")
     results = evaluate(pair.target, arms, requests, config, left_out=left_out(prompts, requests))
-    results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
+    results["draft"]["settings"] = flat(pair.recipe.drafter.model_dump(mode="json"))
     results["repeat"] = [shlex.join(["draftsmith", "quickstart", "--out", str(out)])]
     together = config.model_copy(update={"batch": _TOGETHER})
     results["second"] = second_of(pair, arms, prompts, together, results["rows"])

@@ -1,7 +1,6 @@
-"""The arguments of the commands that compute, as data: no behaviour, no torch.
+"""The arguments of every command, as data, with the words of its `--help`: no behaviour, no torch.
 
-The verbs of the command line add `run` to these, and call the workers; the workers take these and
-know no verb. Read next: `verbs.py`.
+Read next: `verbs.py`, the table of commands, which calls the workers with these.
 """
 
 from __future__ import annotations
@@ -23,6 +22,60 @@ if TYPE_CHECKING:
     Format = str
 else:
     Format = Literal[tuple(formats())]
+
+
+@dataclass
+class LsRequest:
+    """List the shipped recipes."""
+
+
+@dataclass
+class RecipeRequest:
+    """A recipe."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+
+
+@dataclass
+class ShowRequest(RecipeRequest):
+    """Print a recipe resolved, with where each value comes from."""
+
+
+@dataclass
+class CopyRequest:
+    """Copy a shipped recipe to edit it."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe."""
+    path: Positional[Path]
+    """Where to write it."""
+
+
+@dataclass
+class CheckRequest(RecipeRequest):
+    """Pre-flight: everything that can fail, before hours are spent."""
+
+    out: Path | None = None
+    """Folder that the run will have; default runs/NAME."""
+
+
+@dataclass
+class TrainRequest(RecipeRequest):
+    """Train from a recipe."""
+
+    out: Path | None = None
+    """Folder of the run; default runs/NAME."""
+    resume: str = "auto"
+    """auto (go on if there is a checkpoint), never, or the path of a checkpoint."""
+
+
+@dataclass
+class InspectRequest(RecipeRequest):
+    """Print rows as input token -> label token, in or out of the loss."""
+
+    rows: int = 2
+    """How many rows."""
 
 
 @dataclass
@@ -167,7 +220,7 @@ class ChatRequest(Pair):
 
 @dataclass
 class DatastoreRequest:
-    """Build the datastore that the methods `rest` and `suffix` look in."""
+    """Build the datastore that the methods `rest` and `suffix` retrieve from."""
 
     action: Positional[Literal["build"]]
     """What to do."""
@@ -202,6 +255,14 @@ class DeriveRequest:
     """Of 4 bits: inputs that share a scale; default: the largest of 128, 64, 32, 16 that fits."""
     layers: int | None = None
     """Of `early-exit`: how many layers draft."""
+
+
+@dataclass
+class ReportRequest:
+    """Write report.html and report.md of an evaluated run."""
+
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run, which holds eval/results.json, or an --out of `eval`."""
 
 
 @dataclass
@@ -255,7 +316,7 @@ class PushRequest:
 
 @dataclass
 class GenerateRequest:
-    """What is to be answered, by whom, how, and where to."""
+    """Answer the rows of a source anew by the target; run it again to go on after a stop."""
 
     source: str
     """Rows, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
@@ -297,3 +358,16 @@ class GenerateRequest:
     """Tries after the first one, later and later."""
     timeout: float = 600.0
     """Seconds that one answer of the server may take."""
+
+
+@dataclass
+class QuickstartRequest:
+    """From nothing to a trained, audited and reported drafter, offline, on a CPU."""
+
+    out: Path = Path("quickstart")
+    """Folder for everything."""
+
+
+@dataclass
+class DoctorRequest:
+    """Print the environment block that a bug report needs."""

@@ -1,350 +1,214 @@
-"""The verbs of the command line: what each takes, with its defaults, and whom it calls.
+"""The table of commands: what each takes, what it does, and whether it takes values of a recipe too.
 
-torch is imported only by the verbs that compute. Read next: `cli.py`, which calls them.
+A command checks what it can before it imports what computes: torch takes seconds. Read next: `requests.py`,
+the arguments; `cli.py`, which calls these.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
-from tyro.conf import Positional
+from typing import TypeAlias
 
 from .. import __version__
 from ..errors import DraftsmithError, RequestError
 from ..eval.measure.environment import environment
 from ..storage import is_first, writable_folder, write_text
+from . import requests
+from .check.early import check_audit, check_chat, check_tree, check_tune, named
+from .check.server import check_server
 from .generate import generate
 from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
-from .requests import (
-    AuditRequest,
-    ChatRequest,
-    ConvertRequest,
-    DatastoreRequest,
-    DeriveRequest,
-    EvalRequest,
-    ExportRequest,
-    GenerateRequest,
-    PushRequest,
-    TreeRequest,
-    TuneRequest,
-)
 from .screen import console, say
 
+Values: TypeAlias = Sequence[tuple[str, str]]
 
-@dataclass
-class Ls:
-    """List the shipped recipes."""
 
-    def run(self) -> None:
-        from rich.table import Table
+@dataclass(frozen=True)
+class Verb:
+    """A command; its help is the request's docstring."""
 
-        table = Table("recipe", "method", "what it does")
-        for path in shipped_recipes():
-            table.add_row(path.stem, *headline(path))
-        console().print(table)
+    request: type
+    run: Callable[..., str | None]
+    """Takes the request, and the values of a recipe where it has any; what it returns is said."""
+    takes_values: bool = False
 
 
-@dataclass
-class Show:
-    """Print a recipe resolved, with where each value comes from."""
+def _ls(_request: requests.LsRequest) -> None:
+    from rich.table import Table
 
-    recipe: Positional[str]
-    """Name of a shipped recipe, or path of a file."""
+    table = Table("recipe", "method", "what it does")
+    for path in shipped_recipes():
+        table.add_row(path.stem, *headline(path))
+    console().print(table)
 
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        resolved = load_recipe(self.recipe, overrides)
-        for path, origin in resolved.origin.items():
-            value: object = resolved.recipe
-            for part in path.split("."):
-                value = getattr(value, part)
-            say(f"{path:28} {value!s:24} {origin}")
 
+def _show(request: requests.ShowRequest, overrides: Values) -> None:
+    resolved = load_recipe(request.recipe, overrides)
+    for path, origin in resolved.origin.items():
+        value: object = resolved.recipe
+        for part in path.split("."):
+            value = getattr(value, part)
+        say(f"{path:28} {value!s:24} {origin}")
 
-@dataclass
-class Copy:
-    """Copy a shipped recipe to edit it."""
 
-    recipe: Positional[str]
-    """Name of a shipped recipe."""
-    path: Positional[Path]
-    """Where to write it."""
+def _copy(request: requests.CopyRequest) -> str:
+    if request.path.exists():
+        raise RequestError(f"{request.path} exists; name a new file")
+    text = find_recipe(request.recipe).read_text(encoding="utf-8")
+    writable_folder(request.path.parent)
+    write_text(request.path, text)
+    return f"{request.path}: edit it, then `draftsmith check {request.path}`"
 
-    def run(self) -> None:
-        if self.path.exists():
-            raise RequestError(f"{self.path} exists; name a new file")
-        text = find_recipe(self.recipe).read_text(encoding="utf-8")
-        writable_folder(self.path.parent)
-        write_text(self.path, text)
-        say(f"{self.path}: edit it, then `draftsmith check {self.path}`")
 
+def _check(request: requests.CheckRequest, overrides: Values) -> None:
+    from .check.check import check
 
-@dataclass
-class Check:
-    """Pre-flight: everything that can fail, before hours are spent."""
+    check(load_recipe(request.recipe, overrides), console(), request.out)
 
-    recipe: Positional[str]
-    """Name of a shipped recipe, or path of a file."""
-    out: Path | None = None
-    """Folder that the run will have; default runs/NAME."""
 
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check.check import check
+def _train(request: requests.TrainRequest, overrides: Values) -> None:
+    resolved = load_recipe(request.recipe, overrides)
+    from .train import train
 
-        check(load_recipe(self.recipe, overrides), console(), self.out)
+    out = request.out or Path("runs") / resolved.recipe.name
+    outcome = train(resolved, out=out, resume=request.resume)
+    if is_first():
+        loss = outcome.validation_loss
+        held_out = "" if loss != loss else f", held-out loss {loss:.3f}"
+        say(f"trained {outcome.steps} steps{held_out}")
+        if outcome.best is not None:
+            say(f"best draft: step {outcome.best['step']:.0f}, not audited yet")
+        if resolved.recipe.record.has_target:
+            say(f"next: draftsmith eval {out}")
 
 
-@dataclass
-class Train:
-    """Train from a recipe."""
+def _eval(request: requests.EvalRequest, overrides: Values) -> None:
+    if (served := check_server(request, overrides)) is not None:
+        from .measure.server import run_server_eval
 
-    recipe: Positional[str]
-    """Name of a shipped recipe, or path of a file."""
-    out: Path | None = None
-    """Folder of the run; default runs/NAME."""
-    resume: str = "auto"
-    """auto (go on if there is a checkpoint), never, or the path of a checkpoint."""
+        run_server_eval(request, overrides, served, console())
+        return
+    pair = named(request, overrides, tuned=True)
+    from .measure.run import run_eval
 
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        resolved = load_recipe(self.recipe, overrides)
-        from .train import train
+    run_eval(request, overrides, console(), pair)
 
-        out = self.out or Path("runs") / resolved.recipe.name
-        outcome = train(resolved, out=out, resume=self.resume)
-        if is_first():
-            loss = outcome.validation_loss
-            held_out = "" if loss != loss else f", held-out loss {loss:.3f}"
-            say(f"trained {outcome.steps} steps{held_out}")
-            if outcome.best is not None:
-                say(f"best draft: step {outcome.best['step']:.0f}, not audited yet")
-            if resolved.recipe.record.has_target:
-                say(f"next: draftsmith eval {out}")
 
+def _audit(request: requests.AuditRequest, overrides: Values) -> None:
+    if (served := check_server(request, overrides)) is not None:
+        from .measure.server import run_server_audit
 
-@dataclass
-class Eval(EvalRequest):
-    """Measure acceptance and speed with the real decoder, or of a server, beside the audit's verdict."""
+        run_server_audit(request, served, console())
+        return
+    pair = check_audit(request, overrides)
+    from .measure.run import run_audit
 
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check.server import check_server
+    if not run_audit(request, overrides, console(), pair):
+        raise DraftsmithError("the audit failed: the output is not the target's own")
 
-        if (served := check_server(self, overrides)) is not None:
-            from .measure.server import run_server_eval
 
-            run_server_eval(self, overrides, served, console())
-            return
-        from .check.early import named
+def _tree(request: requests.TreeRequest, overrides: Values) -> str:
+    check_tree(request, overrides)
+    from .measure.tree import run_tree
 
-        pair = named(self, overrides, tuned=True)  # a wrong word costs no import of torch
-        from .measure.run import run_eval
+    return f"tree: {run_tree(request, overrides, console())}"
 
-        run_eval(self, overrides, console(), pair)
 
+def _tune(request: requests.TuneRequest, overrides: Values) -> None:
+    pairs = check_tune(request, overrides)
+    from .measure.tune import run_tune
 
-@dataclass
-class Audit(AuditRequest):
-    """Prove that the decoder's output, or a server's, is the target's own; exit code 5 if it is not."""
+    run_tune(request, pairs, console())
 
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check.server import check_server
 
-        if (served := check_server(self, overrides)) is not None:
-            from .measure.server import run_server_audit
+def _chat(request: requests.ChatRequest, overrides: Values) -> None:
+    pair = check_chat(request, overrides)
+    from .chat import chat
 
-            run_server_audit(self, served, console())
-            return
-        from .check.early import check_audit
+    chat(request, pair, console())
 
-        pair = check_audit(self, overrides)
-        from .measure.run import run_audit
 
-        if not run_audit(self, overrides, console(), pair):
-            raise DraftsmithError("the audit failed: the output is not the target's own")
+def _inspect(request: requests.InspectRequest, overrides: Values) -> str:
+    resolved = load_recipe(request.recipe, overrides)
+    from .inspect import inspect
 
+    return inspect(resolved, request.rows)
 
-@dataclass
-class TreeVerb(TreeRequest):
-    """Choose the static tree of heads or of EAGLE by what they are measured to get right."""
 
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check.early import check_tree
+def _datastore(request: requests.DatastoreRequest) -> str:
+    from .derive import build
 
-        check_tree(self, overrides)
-        from .measure.tree import run_tree
+    return build(request)
 
-        say(f"tree: {run_tree(self, overrides, console())}")
 
+def _convert(request: requests.ConvertRequest) -> str:
+    from .convert import convert
 
-@dataclass
-class Tune(TuneRequest):
-    """Find the setting of drafters that is fastest on this machine, and keep it beside each."""
+    return convert(request)
 
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check.early import check_tune
 
-        pairs = check_tune(self, overrides)
-        from .measure.tune import run_tune
+def _derive(request: requests.DeriveRequest) -> str:
+    from .derive import derive
 
-        run_tune(self, pairs, console())
+    return derive(request)
 
 
-@dataclass
-class ChatVerb(ChatRequest):
-    """Type prompts and watch the drafter work: tokens coloured by origin, speed beside plain decoding."""
+def _report(request: requests.ReportRequest) -> str:
+    writable_folder(request.run_folder)
+    from ..eval.report.report import write_report
 
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check.early import check_chat
+    return f"report: {write_report(request.run_folder)}"
 
-        pair = check_chat(self, overrides)
-        from .chat import chat
 
-        chat(self, pair, console())
+def _export(request: requests.ExportRequest) -> str:
+    from .export import export
 
+    return export(request)
 
-@dataclass
-class DatastoreVerb(DatastoreRequest):
-    """Build the datastore that the methods `rest` and `suffix` retrieve from."""
 
-    def run(self) -> None:
-        from .derive import build
+def _push(request: requests.PushRequest) -> str:
+    from .share.push import push
 
-        say(build(self))
+    return push(request)
 
 
-@dataclass
-class Derive(DeriveRequest):
-    """Make a drafter of the target itself, without training: a quantised copy, or an early exit."""
+def _quickstart(request: requests.QuickstartRequest) -> None:
+    from .quickstart import quickstart
 
-    def run(self) -> None:
-        from .derive import derive
+    quickstart(request.out, console())
 
-        say(derive(self))
 
-
-@dataclass
-class Convert(ConvertRequest):
-    """Write a GGUF file's model as an ordinary folder: config, safetensors, tokenizer, chat template."""
-
-    def run(self) -> None:
-        from .convert import convert
-
-        say(convert(self))
-
-
-@dataclass
-class Generate(GenerateRequest):
-    """Answer the rows of a source anew by the target; run it again to go on after a stop."""
-
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        say(generate(self, overrides))
-
-
-@dataclass
-class Report:
-    """Write report.html and report.md of an evaluated run."""
-
-    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run, which holds eval/results.json, or an --out of `eval`."""
-
-    def run(self) -> None:
-        writable_folder(self.run_folder)
-        from ..eval.report.report import write_report
-
-        say(f"report: {write_report(self.run_folder)}")
-
-
-@dataclass
-class ExportVerb(ExportRequest):
-    """Write a trained drafter as a folder that a serving engine loads."""
-
-    def run(self) -> None:
-        from .export import export
-
-        say(export(self))
-
-
-@dataclass
-class Push(PushRequest):
-    """Put a run's drafter on a hub, with a card of what it is worth; a dry run where HF_TOKEN is not set."""
-
-    def run(self) -> None:
-        from .share.push import push
-
-        say(push(self))
-
-
-@dataclass
-class Inspect:
-    """Print rows as input token -> label token, in or out of the loss."""
-
-    recipe: Positional[str]
-    """Name of a shipped recipe, or path of a file."""
-    rows: int = 2
-    """How many rows."""
-
-    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .inspect import inspect
-
-        say(inspect(load_recipe(self.recipe, overrides), self.rows))
-
-
-@dataclass
-class Quickstart:
-    """From nothing to a trained, audited and reported drafter, offline, on a CPU."""
-
-    out: Path = Path("quickstart")
-    """Folder for everything."""
-
-    def run(self) -> None:
-        from .quickstart import quickstart
-
-        quickstart(self.out, console())
-
-
-@dataclass
-class Doctor:
-    """Print the environment block that a bug report needs."""
-
-    def run(self) -> None:
-
-        say(doctor())
-
-
-VERBS: dict[str, type] = {
-    "ls": Ls,
-    "show": Show,
-    "copy": Copy,
-    "check": Check,
-    "train": Train,
-    "eval": Eval,
-    "audit": Audit,
-    "report": Report,
-    "inspect": Inspect,
-    "quickstart": Quickstart,
-    "datastore": DatastoreVerb,
-    "derive": Derive,
-    "convert": Convert,
-    "generate": Generate,
-    "tree": TreeVerb,
-    "tune": Tune,
-    "chat": ChatVerb,
-    "export": ExportVerb,
-    "push": Push,
-    "doctor": Doctor,
-}
-WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "tune", "chat", "inspect", "generate"}
-"""The verbs that take values of a recipe too."""
-
-
-def doctor() -> str:
+def _doctor(_request: requests.DoctorRequest) -> str:
     """A block to paste; no user names, no paths, no tokens."""
-    block = {"draftsmith": __version__, "git": _git_state(), **environment()}
-    return json.dumps(block, indent=1)
+    return json.dumps({"draftsmith": __version__, "git": _git_state(), **environment()}, indent=1)
+
+
+VERBS: dict[str, Verb] = {
+    "ls": Verb(requests.LsRequest, _ls),
+    "show": Verb(requests.ShowRequest, _show, takes_values=True),
+    "copy": Verb(requests.CopyRequest, _copy),
+    "check": Verb(requests.CheckRequest, _check, takes_values=True),
+    "train": Verb(requests.TrainRequest, _train, takes_values=True),
+    "eval": Verb(requests.EvalRequest, _eval, takes_values=True),
+    "audit": Verb(requests.AuditRequest, _audit, takes_values=True),
+    "report": Verb(requests.ReportRequest, _report),
+    "inspect": Verb(requests.InspectRequest, _inspect, takes_values=True),
+    "quickstart": Verb(requests.QuickstartRequest, _quickstart),
+    "datastore": Verb(requests.DatastoreRequest, _datastore),
+    "derive": Verb(requests.DeriveRequest, _derive),
+    "convert": Verb(requests.ConvertRequest, _convert),
+    "generate": Verb(requests.GenerateRequest, generate, takes_values=True),
+    "tree": Verb(requests.TreeRequest, _tree, takes_values=True),
+    "tune": Verb(requests.TuneRequest, _tune, takes_values=True),
+    "chat": Verb(requests.ChatRequest, _chat, takes_values=True),
+    "export": Verb(requests.ExportRequest, _export),
+    "push": Verb(requests.PushRequest, _push),
+    "doctor": Verb(requests.DoctorRequest, _doctor),
+}
 
 
 def _git_state() -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from draftsmith.bars import bar
 from draftsmith.decoding import engine
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.decoding.proposal import Committed
+from draftsmith.decoding.proposal import Committed, Trials, check_proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import EnvironmentFailure, RequestError
@@ -218,6 +221,9 @@ def test_a_drafter_of_ones_own_reads_states_of_the_target(target: Backbone) -> N
         (lambda t: draftsmith.measure(t, {}, IDS), "there is no drafter to measure"),
         (lambda t: draftsmith.measure(t, [table_of(t)], IDS), "the drafter is .*; expected one that is made"),
         (lambda t: draftsmith.measure(t, table_of(t), []), "there is no prompt"),
+        (lambda t: draftsmith.measure(t, table_of(t), [[]]), "prompt is empty, number 1 of 1; expected at least one"),
+        (lambda t: draftsmith.load_drafter("nowhere", "tiny"), "target is a str; expected what draftsmith.load_targ"),
+        (lambda t: draftsmith.load_drafter(3, t), "the drafter is 3; expected a run, a drafter's folder, or hub:NAME"),
         (lambda t: draftsmith.measure(t, table_of(t), [None]), "prompt number 1 of 1 is None; expected token ids"),
         (
             lambda t: draftsmith.measure(t, table_of(t), IDS, {"repeats": 1}),
@@ -295,6 +301,67 @@ class Bare:
 def test_a_proposal_that_is_none_is_named(made: Any, said: str, target: Backbone) -> None:
     with pytest.raises(RequestError, match=said):
         draftsmith.generate(target, Returning(made), IDS, temperature=1.0)
+
+
+def spoilt(q_BNV: Tensor, entry: float) -> Tensor:
+    """A distribution of every row but the leaf's, with another entry."""
+    return q_BNV.index_fill(2, torch.tensor([3]), entry)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda q: spoilt(q, float("nan")),
+            r"q_BNV\[0, 0\] that sums to nan, its least entry nan; expected a distrib",
+        ),
+        (lambda q: spoilt(q, float("inf")), r"q_BNV\[0, 0\] that sums to inf"),
+        (
+            lambda q: spoilt(q, -0.1),
+            ".* its least entry -0.1; expected a distribution, the one that the children were",
+        ),
+        (lambda q: 2 * q, r"q_BNV\[0, 0\] that sums to 2"),
+        (lambda q: q * torch.tensor([1.0, 0.9, 1.0])[:, None], r"q_BNV\[0, 1\] that sums to 0.9"),
+    ],
+)
+def test_a_distribution_that_is_none_is_refused_before_it_is_judged(change: Any, said: str, target: Backbone) -> None:
+    drafter = table_of(target)
+    drafter.said = change  # type: ignore[method-assign]
+    for call in (
+        lambda: draftsmith.generate(target, drafter, IDS, temperature=1.0),
+        lambda: draftsmith.audit(target, drafter, IDS, **SMALL),
+    ):
+        with pytest.raises(RequestError, match=f"Table.propose returned {said}"):
+            call()
+
+
+def test_what_is_never_read_of_a_distribution_may_be_anything(target: Backbone) -> None:
+    """A leaf's, that of a candidate which is not there, and of a chain that drew nothing."""
+    ids_BN, q_BNV = torch.zeros(1, 3, dtype=torch.long), torch.full((1, 3, 61), 1 / 61)
+    nan_BNV = q_BNV.index_fill(1, torch.tensor([1]), torch.nan)
+    tree, drawn = draftsmith.Tree((-1, 0, 0)), draftsmith.DraftSampling.IID
+    absent_BN = torch.tensor([[True, True, False]])
+    for proposal in (
+        draftsmith.Proposal(ids_BN, tree, drawn, nan_BNV),
+        draftsmith.Proposal(ids_BN, draftsmith.chain(2), drawn, nan_BNV, absent_BN),
+        draftsmith.Proposal(ids_BN[:, :1], draftsmith.chain(0), drawn, nan_BNV[:, 1:2]),
+    ):
+        check_proposal(proposal, ids_BN[:, 0], 61, object(), draws=True, reads=True)
+    wrong = draftsmith.Proposal(ids_BN, draftsmith.chain(2), drawn, nan_BNV)
+    with pytest.raises(RequestError, match=r"q_BNV\[0, 1\] that sums to nan"):
+        check_proposal(wrong, ids_BN[:, 0], 61, object(), draws=True, reads=True)
+
+
+def test_distributions_of_several_drafts_are_held_to_the_same(target: Backbone) -> None:
+    ids_BN, q_BXV = torch.zeros(1, 2, dtype=torch.long), torch.full((1, 2, 61), 1 / 61)
+    drawn, child_BNC = draftsmith.DraftSampling.SEVERAL, torch.tensor([[[1], [-1]]])
+    for wrong, at, refused in ((0, 0, True), (1, 0, False), (1, 1, True)):
+        spoilt_BXV = q_BXV.index_fill(1, torch.tensor([wrong]), -1.0)
+        trials = Trials(spoilt_BXV, child_BNC, torch.full_like(child_BNC, at))
+        proposal = draftsmith.Proposal(ids_BN, draftsmith.chain(1), drawn, trials=trials)
+        said = rf"trials.q_BXV\[0, {wrong}\] that sums to -61"
+        with pytest.raises(RequestError, match=said) if refused else nullcontext():
+            check_proposal(proposal, ids_BN[:, 0], 61, object(), draws=True, reads=True)
 
 
 def test_a_drafter_that_lacks_something_is_named(target: Backbone) -> None:
@@ -404,7 +471,46 @@ def test_several_drafters_are_measured_in_turn_each_with_its_own_verdict(tiny: B
     assert draftsmith.measure(tiny, drafters["mine"], TEXTS, audit=False, **how).verdict == "not audited"
 
 
+@pytest.mark.parametrize(("prompts", "which"), [([""], "prompt 1 of 1"), (["x", ""], "prompt 2 of 2")])
+def test_an_empty_text_is_named(prompts: list[str], which: str, tiny: Backbone) -> None:
+    with pytest.raises(RequestError, match=f"{which} is empty; expected a text of at least one token"):
+        draftsmith.measure(tiny, table_of(tiny), prompts, audit=False, **SHORT)
+
+
+def test_answers_that_end_at_once_have_no_measure_and_it_is_said(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backbone, "eos_ids", tuple(range(tiny.vocabulary)))
+    found = draftsmith.measure(tiny, table_of(tiny), TEXTS, audit=False, **SHORT)
+    assert math.isnan(found.tau.value)
+    for shown in (str(found), found._repr_html_()):
+        assert "no step counts of Table: the answers end with their first token, or are too short" in shown
+
+
 # ---- shown ------------------------------------------------------------------------------------
+
+
+def test_results_print_as_short_tables(tiny: Backbone) -> None:
+    drafter = table_of(tiny)
+    done = draftsmith.generate(tiny, drafter, TEXTS, max_new_tokens=8)
+    report = draftsmith.audit(tiny, drafter, TEXTS, **SMALL)
+    found = draftsmith.measure(tiny, drafter, TEXTS, audit=report, **SHORT)
+    for shown, head, last in (
+        (done, "text", "target calls, tau"),
+        (report, "proof", "verdict: lossless"),
+        (found, "drafter", "Table"),
+    ):
+        lines = str(shown).splitlines()
+        assert lines[0].split()[0] == head
+        assert last in lines[-1]
+        assert len(lines) == 1 + len(shown.table()) + bool(shown.note)
+        assert max(map(len, lines)) <= 200
+        assert repr(shown) == str(shown)
+    assert [line.split()[0] for line in str(found).splitlines()[1:]] == ["Table", "Table"]
+    assert str(drafter) == "<Table: draft_length=2, nodes=3, draft_steps=0>"
+    hostile = replace(done, tokens=tiny.tokenizer(["a\x1b[31m" + 90 * "b"] * 2).input_ids)
+    assert "a\\x1b[31mbbb" in str(hostile)
+    assert "bbb... " in str(hostile)
 
 
 def test_tables_are_escaped_and_pandas_is_asked_for_when_it_is_needed(

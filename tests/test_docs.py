@@ -54,7 +54,6 @@ EXTRA = {
     "generate": ["--limit", "6", "--max-new-tokens", "16", "--keep-cut"],
 }
 BENCHMARKS = {
-    "benchmarks/over_training.py": "--rows 20 --steps 2 --every 1 --batch-rows 2 --prompts 1",
     "benchmarks/families.py": (
         "--families 'BPD (frozen)' --steps 1 --wall 0 --limit 1 --max-new-tokens 12 --repeats 1 "
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
@@ -65,10 +64,6 @@ BENCHMARKS = {
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
         "--set data.sequence_length=64"
     ),
-    "benchmarks/mtp_state.py": (
-        "--seeds 0 --steps 1 --limit 1 --max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000 "
-        "--set data.limit_rows=40 --set data.sequence_length=64"
-    ),
     "benchmarks/origins.py": (
         "--rows 'layers evenly,early exit 2' --steps 1 --limit 1 --max-new-tokens 12 "
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
@@ -78,10 +73,6 @@ BENCHMARKS = {
         "--losses kl,tv --sources gold,request --from-scratch --steps 1 --batch-rows 2 "
         "--answers 40 --limit 2 --max-new-tokens 12 --prompt-tokens 8 --new-tokens 8 "
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
-        "--set data.sequence_length=64 --set loop.batch_rows=2 --set loop.micro_rows=2"
-    ),
-    "benchmarks/on_policy_cost.py": (
-        "--by student --every 1 --steps 3 --set data.limit_rows=40 "
         "--set data.sequence_length=64 --set loop.batch_rows=2 --set loop.micro_rows=2"
     ),
     "benchmarks/ensembles.py": (
@@ -98,16 +89,8 @@ BENCHMARKS = {
     ),
     "benchmarks/samplers.py": "--tiny",
     "benchmarks/step_gpu.py": "--tiny",
-    "benchmarks/domains.py": (
-        "--steps 2 --files 8 --limit 2 --max-new-tokens 6 --audit-tokens 500 "
-        "--audit-sequences 10000 --set loop.batch_rows=2 --set loop.micro_rows=2 "
-        "--set loop.validate_rows=2 --set probe.prompts=1"
-    ),
     "benchmarks/suffix.py": (
         "--limit 1 --max-new-tokens 20 --ngram-documents 5 --audit-tokens 500 --audit-sequences 10000"
-    ),
-    "benchmarks/references.py": (
-        "--megabytes 0.1 --limit 1 --max-new-tokens 20 --audit-tokens 500 --audit-sequences 10000"
     ),
     "benchmarks/decode_cpu.py": "--prompts 1 --max-new-tokens 12 --rounds 1",
     "benchmarks/loss_memory.py": "--vocabulary 500 --positions 64 --hidden 16 --rounds 1",

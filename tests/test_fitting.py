@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.random import Uniforms
-from draftsmith.errors import RequestError
+from draftsmith.errors import RequestError, Stopped, TrainingFailed
 from draftsmith.fitting import rows_of
 from helpers.models.shallow_target import SHALLOW
 from safetensors.torch import load_file
@@ -84,6 +85,11 @@ def loss(net: Bigram, batch: dict[str, Tensor], states: tuple[Tensor, ...]) -> d
 
 def other_loss(net: Bigram, batch: dict[str, Tensor], states: tuple[Tensor, ...]) -> Tensor:
     return 2 * loss(net, batch, states)["loss"]
+
+
+def mean(net: Bigram, batch: dict[str, Tensor]) -> Tensor:
+    """What is no sum."""
+    return loss(net, batch, (torch.zeros(()),))["loss"] / batch["loss_mask"][:, 1:].sum()
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +196,11 @@ def test_rows_of_texts_ids_and_sources(rows: PackedRows) -> None:
         ({"loss": lambda net, batch, _: {"ce": net.table.weight.sum()}}, "returned a dict of 'ce'; expected the loss"),
         ({"loss": lambda net, batch, _: net.table.weight}, r"a tensor of shape \[61, 61\] as 'loss'"),
         ({"loss": lambda net, batch, _: net.table.weight.detach().sum()}, "does not depend on any weight"),
+        ({"loss": lambda net, batch, _: mean(net, batch)}, r"as 'loss' of 4 rows, .*: that is a mean; expected a sum"),
+        (
+            {"loss": lambda net, batch, states: {**loss(net, batch, states), "right": 0.5 * torch.ones(())}},
+            "returned 0.5 as 'right' of 4 rows, 0.5 of the one half of them and 0.5 of the other: that is a mean",
+        ),
         ({"rows": ["one"]}, "holds 1 texts; expected at least 2"),
         ({"lrr": 1.0}, "lrr is no argument of fit and no field of loop, optimizer"),
         (
@@ -203,6 +214,54 @@ def test_wrong_arguments_are_named(how: dict[str, Any], said: str, target: Backb
     given = {"loss": loss, "rows": rows, "drafter": Drafting, **SMALL, **how}
     with pytest.raises(RequestError, match=said):
         draftsmith.fit(target, Bigram(), given.pop("loss"), given.pop("rows"), steps=1, **given)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (6, "step 3: 4 non-finite steps in a row, in the last loss is nan"),
+        (2, "step 1: the run ends, and all of its 2 steps were skipped"),
+    ],
+)
+def test_a_loss_that_is_not_a_number_ends_the_run(
+    steps: int, said: str, target: Backbone, rows: PackedRows, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Bigram()
+    before = net.table.weight.clone()
+    with pytest.raises(TrainingFailed, match=said):
+        draftsmith.fit(
+            target, net, lambda *of: loss(*of)["loss"] * torch.nan, rows, steps=steps, drafter=Drafting, **SMALL
+        )
+    assert "step 0 skipped: loss or gradient is not finite (loss is nan)" in caplog.text
+    assert net.table.weight.equal(before)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_interrupted_run_says_what_is_kept_and_goes_on(
+    keeps: bool, target: Backbone, rows: PackedRows, tmp_path: Path
+) -> None:
+    calls = 0
+
+    def interrupted(net: Bigram, batch: dict[str, Tensor], states: tuple[Tensor, ...]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            signal.raise_signal(signal.SIGINT)
+        return loss(net, batch, states)["loss"]
+
+    how = {"steps": 6, "drafter": Drafting, "out": tmp_path / "run" if keeps else None, "log_every": 1, **SMALL}
+    net = Bigram()
+    said = (
+        "with a checkpoint in .*run; the same call goes on" if keeps else "nothing else is kept: name a folder, out="
+    )
+    with pytest.raises(Stopped, match=f"SIGINT: stopped after step 3 of 6.*{said}"):
+        draftsmith.fit(target, net, interrupted, rows, **how)
+    assert isinstance(draftsmith.fit(target, net, interrupted, rows, **how), Drafting)
+    if keeps:
+        whole = Bigram()
+        draftsmith.fit(target, whole, interrupted, rows, **{**how, "out": tmp_path / "whole"})
+        assert net.table.weight.equal(whole.table.weight)
+        assert [each["step"] for each in records(tmp_path / "run", "train")] == [*range(1, 7)]
 
 
 def test_the_folder_of_a_recipe_is_not_taken(target: Backbone, rows: PackedRows, tmp_path: Path) -> None:
@@ -224,7 +283,7 @@ def test_a_recipe_is_a_dict_and_values_are_named_as_python_names_them(
     for number, recipe in enumerate(
         ("medusa-tiny", {"method": "medusa", "base": "medusa-tiny", "loop": {"steps": 7}})
     ):
-        values = {"data_source": "stdlib", "warmup_steps": 3, "lr": 0.5, "loop__batch_rows": 4, "micro_rows": 2}
+        values = {"data": {"source": "stdlib"}, "warmup_steps": 3, "lr": 0.5, "loop__batch_rows": 4, "micro_rows": 2}
         draftsmith.train(recipe, out=tmp_path / f"{number}", **values, medusa_heads=2, eval_temperatures=[0.5])
     for made, steps in zip(seen, (None, 7), strict=True):
         assert (made.data.source, made.optimizer.warmup_steps, made.optimizer.lr) == ("stdlib", 3, 0.5)
@@ -242,6 +301,14 @@ def test_a_recipe_is_a_dict_and_values_are_named_as_python_names_them(
         ),
         ({"method": "meduza"}, {}, "the given recipe: 1 error in the recipe"),
         ("medusa-tiny", {"data_sorce": "x"}, "unknown flag; did you mean 'data.source'"),
+        ("medusa-tiny", {"stepz": 3}, "stepz is no value of a recipe; did you mean steps"),
+        ("medusa-tiny", {"loop": {"stepz": 3}}, "loop.stepz: unknown flag; did you mean 'loop.steps'"),
+        ("medusa-tiny", {"data": "x"}, "data is 'x'; expected a dict, as data is a section"),
+        ("medusa-tiny", {"steps": torch.ones(())}, r"steps is tensor\(1.\); expected a number, a text, a list"),
+        (Path("recipes/none.yaml"), {}, "there is no recipe file recipes/none.yaml"),
+        (Path("medusa-tiny.yaml"), {}, "there is no recipe file ./medusa-tiny.yaml"),
+        (3, {}, "recipe is 3; expected a shipped recipe's name, a file, or a dict of sections"),
+        ("medusa-tiny", {"resume": 3}, "resume is 3; expected `auto`, `never` or a checkpoint's path"),
         ("medusa-tiny", {"top_k": 3}, "top_k is a value of several sections; expected objective_top_k or eval_top_k"),
     ],
 )

@@ -12,6 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import draftsmith
 import pytest
@@ -94,33 +95,36 @@ def test_no_circle_of_families() -> None:
     assert circles(rooms) == []
 
 
-def mutual(graph: Mapping[Path, set[Path]]) -> set[tuple[Path, Path]]:
-    """Pairs of folders whose files need each other; a folder and what stands inside of it are one."""
+def circles_of_folders(graph: Mapping[Path, set[Path]]) -> list[set[Path]]:
+    """Sets of folders whose files need each other, in a circle of any length; a folder needs what stands inside of
+    it, and is needed by it, as one."""
     needs: dict[Path, set[Path]] = {}
     for path, others in graph.items():
-        needs.setdefault(path.parent, set()).update(other.parent for other in others)
-    return {
-        (one, other)
-        for one, needed in needs.items()
-        for other in needed
-        if one < other and one in needs.get(other, ()) and not (other.is_relative_to(one) or one.is_relative_to(other))
-    }
+        apart = (other.parent for other in others)
+        mine = needs.setdefault(path.parent, set())
+        mine.update(each for each in apart if not (each.is_relative_to(path.parent) or path.is_relative_to(each)))
+    return circles(needs)
 
 
-def test_no_two_folders_need_each_other() -> None:
+def test_no_folders_need_each_other() -> None:
     """At run time, imports inside functions counted."""
-    assert mutual(import_graph(ROOT, TREES)) == set()
+    assert [sorted(map(name_of, circle)) for circle in circles_of_folders(import_graph(ROOT, TREES))] == []
 
 
 def test_folders_that_need_each_other_are_seen() -> None:
-    """By two files of each; a folder inside the other is none."""
+    """By two files of each, or by way of a third; a folder inside the other is none."""
     one, other, inner = ROOT / "launch/check", ROOT / "launch/train", ROOT / "launch/check/inner"
     graph = {
         one / "a.py": {other / "b.py", inner / "d.py"},
         other / "c.py": {one / "e.py"},
         inner / "d.py": {one / "a.py"},
     }
-    assert mutual(graph) == {(one, other)}
+    assert circles_of_folders(graph) == [{one, other}]
+    third = ROOT / "launch/measure"
+    graph[other / "c.py"] = {third / "f.py"}
+    assert circles_of_folders(graph) == []
+    graph[third / "g.py"] = {one / "e.py"}
+    assert circles_of_folders(graph) == [{one, other, third}]
 
 
 FEWEST_LINES = 40
@@ -179,7 +183,8 @@ def test_the_wheel_has_every_folder() -> None:
     """pyproject.toml lists each folder that holds code or is read by it, once; those with code are packages."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     folders = {".".join(("draftsmith", *folder.relative_to(ROOT).parts)) for folder in FOLDERS}
-    read = {f"draftsmith.{name}" for name in ("launch.configs", "recipes", "recipes.assets", "recipes.assets.sizes")}
+    folders_read = ("launch.configs", "recipes", "recipes.assets", "recipes.assets.sizes", "recipes.bases")
+    read = {f"draftsmith.{name}" for name in folders_read}
     assert sorted(listed) == sorted(folders | {"draftsmith"} | read)
     assert all((folder / "__init__.py").is_file() for folder in FOLDERS)
 
@@ -249,13 +254,16 @@ def unread(fields: list[str]) -> list[str]:
 
     Known by types: `recipe.SECTION.FIELD`, or FIELD of what is annotated with the section's class.
     """
-    classes = {
-        name: info.annotation.__name__
-        for name, info in Recipe.model_fields.items()
-        if isinstance(info.annotation, type)
-    }
-    owners = {path: classes.get(path.split(".")[0], "") if "." in path else "_Recipe" for path in fields}
-    return [path for path in fields if (owners[path], path.split(".")[-1]) not in READS()]
+    return [path for path in fields if (owner(path), path.split(".")[-1]) not in READS()]
+
+
+def owner(path: str) -> str:
+    """The name of the class whose field stands at a dotted path of a recipe."""
+    kind: Any = Recipe
+    for section in path.split(".")[:-1]:
+        info = kind.model_fields.get(section) if hasattr(kind, "model_fields") else None
+        kind = None if info is None else info.annotation
+    return "_Recipe" if kind is Recipe else getattr(kind, "__name__", "")
 
 
 def test_every_field_is_read() -> None:
@@ -266,7 +274,16 @@ def test_every_field_is_read() -> None:
 def test_a_field_of_the_same_name_elsewhere_is_no_read() -> None:
     """Names that other sections, and the very files that read the section, are full of."""
     planted = ["loop.stepz", "audit.schedule", "columns", "optimizer.steps", "medusa.top_k", "probe.layers"]
-    planted += ["tune.chunk", "eagle.heads", "objective.steps", "checkpoint.seed", "bpd.rank", "loop.path"]
+    planted += [
+        "drafter.rest.factor",
+        "drafter.medusa.depth",
+        "tune.chunk",
+        "eagle.heads",
+        "objective.steps",
+        "checkpoint.seed",
+        "bpd.rank",
+        "loop.path",
+    ]
     assert unread(planted) == planted
 
 

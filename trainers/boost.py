@@ -24,6 +24,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from ..data.features.model_hash import model_hash
 from ..data.generate.continuations import Continuations, Team, Wanted, continuations
 from ..data.rows.cache import Prepared
 from ..decoding.backbone.backbone import Backbone
@@ -69,7 +70,7 @@ from .sections import MakeProbe, Run, Sections
 from .student.distillation import DraftStudent, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
 from .student.lora import check_adapter
-from .teacher.feature_cache import feature_source, model_hash
+from .teacher.feature_cache import feature_source
 from .teacher.frozen import Save, load_teacher, plan_of, prepare_rows
 
 if TYPE_CHECKING:

@@ -85,6 +85,29 @@ class Samples(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PassMemory:
+    """What the forward passes of a method keep for the gradient: the pre-flight's model of them."""
+
+    positions: Share = _one
+    """Tokens behind a position that the loss speaks of, per token of a row."""
+    passes: Share = _one
+    """Forward passes of what is trained, per row."""
+    mask: Share = lambda _recipe: 0.0
+    """Numbers of the attention mask that each layer keeps, per token of a row; 0 where none of that size is made."""
+    logit_layers: tuple[str, ...] = ()
+    """Ends of the names of linear layers, beside `lm_head`, whose outputs are as wide as the vocabulary: they go
+    through in chunks too."""
+    kept_inputs: Mapping[str, int] = field(default_factory=dict)
+    """How often more the input of a linear layer is kept, by the end of its name: for what reads it beside it."""
+    recomputed_layers: Callable[[Any], Sequence[Any]] | None = None
+    """Where not a whole pass is computed again but layer by layer: which layers what is trained has."""
+    keeps_inputs: bool = True
+    """Whether these layers keep what they read; heads find it in the target's states again."""
+    text_only: float = 0.0
+    """Share of `passes` in which layers make but keys and values of the text, which are kept in any case."""
+
+
+@dataclass(frozen=True)
 class Method:
     """One way to train."""
 
@@ -108,29 +131,14 @@ class Method:
     """Sections that this very recipe turns off, each with what would turn it on."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Settings of the drafter that the recipe chooses -> the value that does; others follow from the target."""
-    positions: Share = _one
-    """Tokens behind a position that the loss speaks of, per token of a row."""
-    passes: Share = _one
-    """Forward passes of what is trained, per row."""
-    mask: Share = lambda _recipe: 0.0
-    """Numbers of the attention mask that each layer keeps, per token of a row; 0 where none of that size is made."""
-    logit_layers: tuple[str, ...] = ()
-    """Ends of the names of linear layers, beside `lm_head`, whose outputs are as wide as the vocabulary: they go
-    through in chunks too."""
-    kept_inputs: Mapping[str, int] = field(default_factory=dict)
-    """How often more the input of a linear layer is kept, by the end of its name: for what reads it beside it."""
+    memory: PassMemory = field(default_factory=PassMemory)
+    """What its passes keep, for the pre-flight."""
     cuts_rows: bool = False
     """Whether several processes can share a row (`loop.context_parallel`)."""
     compiles: bool = False
     """Whether torch.compile can take parts of it (`loop.compile`)."""
     recompute: str = ""
-    """The value by which these keep their ends alone, and are computed again for the gradient; empty: none does."""
-    recomputed_layers: Callable[[Any], Sequence[Any]] | None = None
-    """Where not a whole pass is computed again but layer by layer: which layers what is trained has."""
-    keeps_inputs: bool = True
-    """Whether these layers keep what they read; heads find it in the target's states again."""
-    beside: float = 0.0
-    """Share of `passes` in which layers make but keys and values of the text, which are kept in any case."""
+    """The value by which passes keep their ends alone, and are computed again for the gradient; empty: none does."""
     mask_field: str = ""
     """The field that may name a token as its mask, which texts may not have; empty: there is none."""
     most_drafts: Callable[[Sections], int | None] = lambda _recipe: None
@@ -204,6 +212,14 @@ def _model_layers(model: Any) -> Sequence[Any]:
     return layers_within(model)
 
 
+_BY_LAYERS = PassMemory(recomputed_layers=_model_layers)
+
+
+def _by_passes(count: Count, each: float = 1.0) -> PassMemory:
+    """So many passes, one behind another, each of which a token of the loss speaks of."""
+    return PassMemory(positions=count, passes=lambda recipe: each * count(recipe))
+
+
 def _heads(recipe: Sections) -> int:
     return int(recipe.medusa.heads)
 
@@ -272,10 +288,8 @@ _MEDUSA = Method(
     reads=_ON_TARGET,
     ignores=_NOT_MOVING,
     sizes=_HEADS,
-    positions=_heads,
+    memory=PassMemory(positions=_heads, recomputed_layers=_heads_of, keeps_inputs=False),
     recompute="medusa.recompute",
-    recomputed_layers=_heads_of,
-    keeps_inputs=False,
     most_drafts=_heads,
     probes_deepest=True,
     compiles=True,
@@ -290,14 +304,39 @@ _DFLASH = Method(
     reads=_ON_TARGET,
     ignores=_NOT_MOVING,
     sizes=_BLOCK_SIZES,
-    positions=_slots_per_token,
-    # the text itself goes through a few of the projections alone
-    passes=lambda recipe: 0.5 + _slots_per_token(recipe),
-    mask=_slots_and_text,
+    memory=PassMemory(
+        positions=_slots_per_token,
+        # the text itself goes through a few of the projections alone
+        passes=lambda recipe: 0.5 + _slots_per_token(recipe),
+        mask=_slots_and_text,
+        recomputed_layers=_block_layers,
+        text_only=0.5,
+    ),
     recompute="block.recompute",
-    recomputed_layers=_block_layers,
-    beside=0.5,
     most_drafts=lambda recipe: _in_a_block(recipe, "fill-in"),
+)
+_DISTILL = Method(
+    name="distill",
+    summary="a draft for a target",
+    family="draft_model",
+    sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
+    reads=(*_WITH_TARGET, "model"),
+    ignores=(*_DEEPER, "rollouts.unlikelihood"),
+    memory=_BY_LAYERS,
+    recompute="model.recompute",
+    compiles=True,
+)
+_EAGLE = Method(
+    name="eagle",
+    summary="an EAGLE-1 feature drafter on the frozen target, HASS with several passes",
+    family="eagle",
+    sections={"eagle": EagleConfig},
+    reads=_ON_TARGET,
+    ignores=_WHOLE_TEACHER,
+    memory=_by_passes(lambda recipe: int(recipe.eagle.passes)),
+    cuts_rows=True,
+    recompute="eagle.recompute",
+    compiles=True,
 )
 _ALL = (
     Method(
@@ -307,45 +346,31 @@ _ALL = (
         sections={"rollouts": RolloutsConfig},
         reads=("tokenizer", "model"),
         ignores=(*_WHOLE_TEACHER, "rollouts.by", "rollouts.student_tokens"),
+        memory=_BY_LAYERS,
         recompute="model.recompute",
-        recomputed_layers=_model_layers,
         compiles=True,
     ),
-    Method(
-        name="distill",
-        summary="a draft for a target",
-        family="draft_model",
-        sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
-        reads=(*_WITH_TARGET, "model"),
-        ignores=(*_DEEPER, "rollouts.unlikelihood"),
-        recompute="model.recompute",
-        recomputed_layers=_model_layers,
-        compiles=True,
-    ),
-    Method(
+    _DISTILL,
+    replace(
+        _DISTILL,
         name="pard",
         summary="a draft for a target that drafts in one pass",
         family="pard",
         mask_field="pard.mask_token",
         module=".block.pard",
         sections={"pard": PardConfig},
-        reads=(*_WITH_TARGET, "model"),
         ignores=(*_DEEPER, *_NOT_MOVING),
-        positions=_masks_and_text,
-        passes=_masks_and_text,
-        mask=_all_by_all,
-        recompute="model.recompute",
-        recomputed_layers=_model_layers,
+        memory=replace(_BY_LAYERS, positions=_masks_and_text, passes=_masks_and_text, mask=_all_by_all),
+        compiles=False,
     ),
-    Method(
+    replace(
+        _DISTILL,
         name="boost",
         summary="several drafts that cover for each other",
         family="ensemble",
         sections={"lora": LoraConfig, "boost": BoostConfig},
-        reads=(*_WITH_TARGET, "model"),
         ignores=_DEEPER,
-        recompute="model.recompute",
-        recomputed_layers=_model_layers,
+        compiles=False,
         origins=lambda recipe: [*_start_from(recipe), *(each for each in recipe.boost.start_from if each)],
         runs=lambda recipe: int(recipe.boost.members) if recipe.boost.order == "in_turn" else 1,
         samples=lambda recipe: Samples(recipe.boost.samples, recipe.boost.held_out, recipe.boost.members),
@@ -377,57 +402,38 @@ _ALL = (
         ignores=_NOT_MOVING,
         unread=lambda recipe: {} if _bpd_tunes(recipe) else {"tune": "set bpd.backbone to tuned"},
         sizes={"block": "bpd.block", "inner": "bpd.inner"},
-        positions=lambda recipe: int(recipe.bpd.block),
+        memory=PassMemory(positions=lambda recipe: int(recipe.bpd.block)),
         most_drafts=lambda recipe: int(recipe.bpd.block) - 1,
         probes_deepest=True,
         tunes_target=_bpd_tunes,
     ),
-    Method(
-        name="eagle",
-        summary="an EAGLE-1 feature drafter on the frozen target, HASS with several passes",
-        family="eagle",
-        sections={"eagle": EagleConfig},
-        reads=_ON_TARGET,
-        ignores=_WHOLE_TEACHER,
-        positions=lambda recipe: int(recipe.eagle.passes),
-        passes=lambda recipe: int(recipe.eagle.passes),
-        cuts_rows=True,
-        recompute="eagle.recompute",
-        compiles=True,
-    ),
-    Method(
+    _EAGLE,
+    replace(
+        _EAGLE,
         name="eagle3",
         summary="an EAGLE-3 feature drafter on the frozen target",
         family="eagle3",
         sections={"eagle3": Eagle3Config},
-        reads=_ON_TARGET,
-        ignores=_WHOLE_TEACHER,
         sizes={
             "layers": "eagle3.layers",
             "draft_vocabulary": "eagle3.vocabulary",
             "feature_norms": "eagle3.feature_norms",
         },
-        positions=lambda recipe: int(recipe.eagle3.passes),
-        passes=lambda recipe: int(recipe.eagle3.passes),
-        cuts_rows=True,
+        memory=_by_passes(lambda recipe: int(recipe.eagle3.passes)),
         recompute="eagle3.recompute",
-        compiles=True,
     ),
-    Method(
+    replace(
+        _EAGLE,
         name="mtp",
         summary="an MTP module on the frozen target, its own or a fresh one",
         family="mtp",
         module=".block.mtp",
         sections={"mtp": MtpConfig},
-        reads=_ON_TARGET,
         ignores=_NOT_MOVING,
         sizes={"state": "mtp.state"},
-        positions=lambda recipe: int(recipe.mtp.passes),
         # norms of queries and keys, and of both halves of a pair, keep what they read too
-        passes=lambda recipe: 1.2 * recipe.mtp.passes,
-        cuts_rows=True,
+        memory=_by_passes(lambda recipe: int(recipe.mtp.passes), each=1.2),
         recompute="mtp.recompute",
-        compiles=True,
     ),
     Method(
         name="peagle",
@@ -442,12 +448,14 @@ _ALL = (
             "draft_vocabulary": "peagle.vocabulary",
             "decoder_layers": "peagle.decoder_layers",
         },
-        positions=_pairs_per_token,
-        # queries, keys and values of the text are laid out a second time, for the mask pairs
-        passes=lambda recipe: 0.25 + _pairs_per_token(recipe),
-        mask=_pairs_by_text,
+        memory=PassMemory(
+            positions=_pairs_per_token,
+            # queries, keys and values of the text are laid out a second time, for the mask pairs
+            passes=lambda recipe: 0.25 + _pairs_per_token(recipe),
+            mask=_pairs_by_text,
+            recomputed_layers=lambda net: [net.midlayer, *net.deeper],
+        ),
         recompute="peagle.recompute",
-        recomputed_layers=lambda net: [net.midlayer, *net.deeper],
     ),
     _DFLASH,
     replace(
@@ -455,7 +463,7 @@ _ALL = (
         name="dspark",
         summary="a DSpark block drafter on the frozen target",
         family="dspark",
-        logit_layers=("markov_w2",),
+        memory=replace(_DFLASH.memory, logit_layers=("markov_w2",)),
         module=".block.dspark",
         sections={"block": BlockConfig, "dspark": DSparkConfig},
         sizes=_BLOCK_SIZES | {"rank": "dspark.rank", "confidence": "dspark.confidence"},
@@ -467,7 +475,7 @@ _ALL = (
         summary="a DFlash 2 block drafter on the frozen target: convolutions and a selector of candidates",
         family="dflash2",
         # a convolution on both sides of a sublayer keeps what it reads, and its kernel
-        kept_inputs={"kernel_projection": 4},
+        memory=replace(_DFLASH.memory, kept_inputs={"kernel_projection": 4}),
         module=".block.dflash2",
         sections={"block": BlockConfig, "dflash2": DFlash2Config},
         sizes=_BLOCK_SIZES | {name: f"dflash2.{name}" for name in ("rank", "candidates", "taps", "group")},

@@ -1,7 +1,7 @@
 """Methods that need no training, in turn with plain decoding on every prompt: acceptance, speed, a draft's cost.
 
 Seconds are those of one round: a second one would ask a memory of earlier answers for what it has just seen. Read
-next: `../suffix.py`, by how much a text repeats; `../references.py`, by how much text is searched.
+next: `../suffix.py`, by how much a text repeats.
 
 Shapes: R prompts.
 """

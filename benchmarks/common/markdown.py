@@ -5,10 +5,21 @@ Read next: `tables.py` in the folder above, which puts these into the pages.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from draftsmith.benchmarks.common.records import NOT_KEPT, PLACEHOLDER, Cell, Column, Figure, Record, Table, Weights
+from draftsmith.benchmarks.common.records import (
+    FOLDER,
+    NOT_KEPT,
+    PLACEHOLDER,
+    Cell,
+    Column,
+    Figure,
+    Record,
+    Table,
+    Weights,
+)
 
 MISSING = "-"
 WIDTH = 119
@@ -16,7 +27,8 @@ WIDTH = 119
 
 def run_of(record: Record) -> str:
     """The command, the setup and everything that a figure hangs on."""
-    shell = "text" if record.needs or not record.command.startswith("python ") else "sh"
+    runs = record.command.startswith("python ") and not record.needs and not is_retired(record)
+    shell = "sh" if runs else "text"
     setup = "\n\n".join(filled(part) for part in record.setup.split("\n\n"))
     return "\n\n".join(filter(None, (f"```{shell}\n{record.command}\n```", setup, facts_of(record))))
 
@@ -41,6 +53,7 @@ def facts_of(record: Record) -> str:
         "audit": "" if record.audit is None else ", ".join(filter(None, (record.audit.verdict, record.audit.sees))),
         "training seeds": seeds_of(record),
         "from": origin_of(record),
+        "script": "no longer kept: it stands in the history at that commit" if is_retired(record) else "",
     }
     return listed([f"{name}: {fact}" for name, fact in facts.items() if fact])
 
@@ -86,6 +99,12 @@ def origin_of(record: Record) -> str:
         return "not yet measured"
     where = f"carried over from a {record.origin} ({record.source})" if record.source else record.origin
     return f"{where}, {record.date}, commit `{record.commit}`{_OLD_TAU if counts_old_steps(record) else ''}"
+
+
+def is_retired(record: Record) -> bool:
+    """Whether the script that measured it is not kept: it ran once, and the figures are here."""
+    script = re.search(r"benchmarks/\w+\.py", record.command)
+    return script is not None and not (FOLDER.parents[1] / script[0]).is_file()
 
 
 def counts_old_steps(record: Record) -> bool:

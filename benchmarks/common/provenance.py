@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,6 @@ def target_weights(path: str) -> Weights:
 def drafter_weights(folders: Mapping[str, Path]) -> list[Weights]:
     """Drafters by name, with the hashes of their folders."""
     return [Weights(name=name, sha256=drafter_hash(folder)) for name, folder in folders.items()]
-
-
-def named_by_seed(name: str, folders: Sequence[Path], seeds: Sequence[int]) -> dict[str, Path]:
-    """Folders of one drafter by name and training seed."""
-    if len(seeds) == 1:
-        return {name: folders[0]}
-    return {f"{name}, seed {seed}": folder for seed, folder in zip(seeds, folders, strict=True)}
 
 
 def finish(record: Record, path: Path | None) -> None:

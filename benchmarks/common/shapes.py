@@ -13,7 +13,7 @@ from typing import Any
 
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.proposal import Proposer
-from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.config import BlockOptions, DrafterConfig
 from draftsmith.drafters.eagle.family import load_eagle
 from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import default_paths, load_medusa
@@ -62,7 +62,7 @@ def chain_alone() -> dict[str, Load]:
 def blocks() -> dict[str, Load]:
     """A chain, and trees of a block's likeliest tokens: side leaves (DFlash), or children behind their parent."""
     trees = {
-        f"tree {nodes}": DrafterConfig(block_tree="tree", block_nodes=nodes, block_children=min(CHILDREN, nodes))
+        f"tree {nodes}": DrafterConfig(block=BlockOptions(tree="tree", nodes=nodes, children=min(CHILDREN, nodes)))
         for nodes in NODES
     }
     load = partial(load_drafter, draft_length=DEPTH)

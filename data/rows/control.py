@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...decoding.backbone.hub import generation_ends
 from ...errors import DataError
+from .bounded import TooMuchWork
 from .raw import BadRow
-from .sandbox.meter import TooMuchWork
 from .shapes import Chat, Record, Text, Tokens
 from .templates import ChatTemplate
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError, DraftsmithError, RequestError
+from .bounded import CLOCK, render, unmarked
 from .chats.calls import with_text
 from .raw import BadRow
-from .sandbox.bounded import CLOCK, bounded
 from .shapes import THOUGHTS, Chat
 
 if TYPE_CHECKING:
@@ -66,21 +66,15 @@ def render_chat(
     """
 
     def rendered(given: list[dict[str, Any]]) -> str:
-        render: Any = tokenizer.apply_chat_template  # its return type depends on `tokenize`
-        with _refusals(given, tools, values, day):
-            text = str(
-                render(
-                    given,
-                    tools=tools,
-                    chat_template=template,
-                    tokenize=False,
-                    add_generation_prompt=answer_next,
-                    **(values or {}),
-                )
-            )
+        with _refusals():
+            source = tokenizer.get_chat_template(template, tools)
+            named = {**tokenizer.special_tokens_map, **(values or {})}
+            text = render(source, given, answer_next=answer_next, tools=tools, values=named, day=day)
             text.encode()  # a template may write half of a UTF-16 pair, which no tokenizer takes
         return text
 
+    if not messages:
+        raise BadRow("a chat without messages is no text")
     named = _with_thoughts_named(messages)
     try:
         return rendered(named)
@@ -93,12 +87,13 @@ def render_chat(
 
 
 def _with_thoughts_named(messages: Messages) -> list[dict[str, Any]]:
-    """Messages whose thoughts have every name that templates read: `thinking` for gpt-oss, the first one for others.
+    """Messages as engines hand them to templates: without what is None, thoughts by every name that one reads.
 
-    Newer releases of `transformers` name them so by themselves; older ones drop what a template does not find.
+    That is `thinking` for gpt-oss, the first name for others.
     """
     made = []
-    for message in messages:
+    for each in messages:
+        message = {name: value for name, value in each.items() if value is not None}
         thoughts = next((message[name] for name in THOUGHTS if message.get(name) is not None), None)
         named = {"thinking": thoughts, **message, "reasoning_content": thoughts}
         made.append(message if thoughts is None else named)
@@ -106,15 +101,12 @@ def _with_thoughts_named(messages: Messages) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _refusals(
-    messages: Messages, tools: list[dict[str, Any]] | None, values: Values | None, day: str | None
-) -> Iterator[None]:
+def _refusals() -> Iterator[None]:
     """Inside, whatever a template raises is its refusal of the messages: it is a program of a stranger."""
     from jinja2 import TemplateSyntaxError
 
     try:
-        with bounded(messages, tools, [*(values or {}).values()], day=day):
-            yield
+        yield
     except TemplateSyntaxError as error:
         raise DataError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
     except (DraftsmithError, BadRow, ImportError):
@@ -227,21 +219,14 @@ class ChatTemplate:
 
     def marks(self, chat: Chat, messages: Messages, text: str) -> list[Span]:
         """The characters of `text`, as `write` made it of the messages, that the template marks as generated."""
-        from transformers.utils import chat_template_utils
-
-        messages = _with_thoughts_named([{k: v for k, v in m.items() if v is not None} for m in messages])
-        render: Any = chat_template_utils.render_jinja_template
-        with _refusals(messages, chat.tools, self.values, self.day):
-            rendered, spans = render(
-                conversations=[messages],
-                tools=chat.tools,
-                chat_template=self._source(chat.tools),
-                return_assistant_tokens_mask=True,
-                **{**self.tokenizer.special_tokens_map, **(self.values or {})},
-            )
-        if rendered[0] != text:  # a template with a die in it
+        named = {**self.tokenizer.special_tokens_map, **(self.values or {})}
+        with _refusals():
+            given = _with_thoughts_named(messages)
+            marked = render(self._source(chat.tools), given, tools=chat.tools, values=named, day=self.day, mark=True)
+            rendered, spans = unmarked(marked)
+        if rendered != text:  # a template with a die in it
             raise BadRow("the chat template renders the same messages in two ways")
-        return [(start, end) for start, end in spans[0]]
+        return spans
 
     def without_tail(self, text: str, start: int) -> int:
         """The end of `text` without blanks behind its last special token: the decoder stops before them."""

@@ -20,15 +20,16 @@ import torch
 from packaging.version import Version
 
 from ...errors import EnvironmentFailure, RequestError
-from ..devices import runs_on_cpu
+from ..devices import check_device, runs_on_cpu
 from ..gguf.file import find_gguf
 from ..gguf.model import as_ordinary, check_from_gguf, gguf_weights
+from ..request import whole
 from .attention import OWN, use_grouped_attention
 from .backbone import Backbone
 from .cut import Cut, cut_class, move_whole_parts
 from .foreign import check_generation_config, raw_json
 from .hub import auto_class, folder_or_name, loading_errors, skeleton, vetted_config
-from .quantised import asked_config, check_can_read, check_projection, quantisation_of
+from .quantised import ASKED, asked_config, check_can_read, check_projection, quantisation_of
 from .weights import INDEX, check_held, check_weight_files, shards
 
 # else transformers asks a service on the hub to convert a model's pickles, in the user's name
@@ -52,14 +53,16 @@ def load_target(
     Args:
         quantization: `int8` or `int4`: round the linear layers' weights to it, all but the output projection's.
         layers: load only so many first layers, with embedding, last norm and projection; the config stays the
-            whole model's. Such a part cannot decode.
+            whole model's. What such a part decodes is a text of its own, not the model's.
         cut: each process reads its share of the layers alone; the run's group is joined already.
 
     Raises:
-        RequestError: there is no such model or dtype, its state cannot be rolled back, it cannot be cut, or not
-            quantised.
+        RequestError: there is no such model, dtype or device, it has fewer layers, its state cannot be rolled back,
+            or it cannot be cut, or not quantised.
         EnvironmentFailure: it is quantised, and a package or a device for that is missing.
     """
+    if device is not None:
+        check_device(device)
     chosen = device or ("cpu" if runs_on_cpu() else "cuda")
     model = load_model(
         path,
@@ -75,7 +78,7 @@ def load_target(
     if cut is None and quantisation_of(model.config) is None:  # which are read where they will stay
         model.to(chosen)
     use_grouped_attention(model)
-    return Backbone(model, name=folder_or_name(path), revision=revision)
+    return Backbone(model, name=folder_or_name(str(path)), revision=revision)
 
 
 def load_model(
@@ -105,6 +108,13 @@ def load_model(
             f"the dtype of {path!r} is {dtype!r}; expected one of {', '.join(map(repr, _DTYPES))}; `quantization` "
             "rounds weights further"
         )
+    path = _name_of(path)
+    if quantization not in (None, *ASKED):
+        raise RequestError(
+            f"the quantization of {path!r} is {quantization!r:.60}; expected one of {', '.join(map(repr, ASKED))}, or "
+            "None for the weights as they are"
+        )
+    layers = None if layers is None else whole(layers, f"layers of {path!r}", least=1)
     source = folder_or_name(path)
     file = find_gguf(source)
     # a bar is for what takes long: a download, not a folder that is here
@@ -119,9 +129,10 @@ def load_model(
         if not trust_remote_code or file is not None:
             _check_foreign(path, revision, config)
         own = config.get_text_config(decoder=True)
-        whole = (own.num_hidden_layers, getattr(own, "layer_types", None))
+        made_of = (own.num_hidden_layers, getattr(own, "layer_types", None))
         if layers is not None:
-            _set_layers(own, min(layers, whole[0]), None if whole[1] is None else whole[1][:layers])
+            _check_has(path, layers, made_of[0])
+            _set_layers(own, layers, None if made_of[1] is None else made_of[1][:layers])
         loader = auto_class(config)
         placed: dict[str, Any] = {}
         quantised = quantization is not None or quantisation_of(config) is not None
@@ -147,7 +158,7 @@ def load_model(
             as_ordinary(model, file)
         keep_soft_cap(model)
         if layers is not None:
-            _set_layers(model.config.get_text_config(decoder=True), *whole)
+            _set_layers(model.config.get_text_config(decoder=True), *made_of)
         if cut is not None:
             model.__class__ = made
             if cut.offload:
@@ -160,6 +171,21 @@ def load_model(
 def _where(source: str, file: Path | None) -> AbstractContextManager[dict[str, Any]]:
     """What `from_pretrained` is told of where the weights are."""
     return nullcontext({"pretrained_model_name_or_path": source}) if file is None else gguf_weights(file)
+
+
+def _name_of(path: object) -> str:
+    """The folder or hub name that the caller named; RequestError for what names nothing."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise RequestError(f"the model is {path!r:.60}; expected a folder, a hub name, or 'tiny'")
+    return str(path)
+
+
+def _check_has(path: str, asked: int, layers: int) -> None:
+    """Raise RequestError where more layers are asked for than the model has."""
+    if asked > layers:
+        raise RequestError(
+            f"layers is {asked}, and {path!r} has {layers}; expected a number from 1 to {layers}, or None for all"
+        )
 
 
 def _read(loader: Any, **how: Any) -> Any:

@@ -1,10 +1,11 @@
-"""The projections of a small model, stacked and laid out for products with few rows.
+"""The projections of a frozen model on a CPU, stacked and laid out for products with few rows.
 
 Query, key and value become one product, gate and up another: a small model's call mostly takes the time to reach its
-products, and a layer then has three fewer of them. The layout of a weight decides up to half of a product's time, and
-the best one depends on the number of tokens and on the processor (`FusedLinear`). The stack is a copy of the weights,
-so it is made for small frozen models alone, and made again when a weight has changed. `SharedInputLinears` is the same
-for a module of our own, such as a drafter's layer. Read next: `lean/on_cpu.py`, which runs the stack.
+products, and a layer then has three fewer of them. The layout of a weight decides half of a product's time: in fp32
+the best one depends on the number of tokens and on the processor (`FusedLinear`), in bf16 and in larger models it is
+oneDNN's (`PackedLinear`). The stack is a copy of the weights, so it is made up to a size, and made again when a weight
+has changed. `SharedInputLinears` is the same for a module of our own, such as a drafter's layer. Read next:
+`lean/on_cpu.py`, which runs the stack.
 
 Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
 """
@@ -19,12 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import kernels
-from ..devices import Kind, kind
+from ..devices import Kind, kind, multiplies_bf16
 
 _MOST = 100_000_000
-"""Numbers of a model that is stacked: in a larger one the products themselves take the time."""
-_MOST_SHARED = 5_000_000
-"""The same for the layers of one product."""
+"""Numbers of a model in fp32 up to which every number of rows has a layout of its own, which is three copies."""
+_MOST_COPIED = 2**32
+"""Bytes of a model up to which its weights are laid out a second time."""
+_MOST_TRIPLED, _MOST_SHARED = 5_000_000, 200_000_000
+"""Both for the layers of one product, in numbers."""
 _LEAST_PACKED = 2**16
 """Numbers of a weight below which another way to its product costs more than it saves."""
 _ROWS, _MOST_ROWS = 5, 64
@@ -38,6 +41,24 @@ _LEAST_ROWS: dict[Kind, int] = {"amx": 4, "avx512": 3, "narrower": 2}
 """Rows from which oneDNN's layout is taken, where it is."""
 _LARGE = 2**19
 """Numbers of a weight from which oneDNN is the faster one on every processor: an output projection's."""
+
+
+class PackedLinear(NamedTuple):
+    """Several linear layers as one product in oneDNN's layout, and for many rows as the layers themselves.
+
+    One copy of the weights, where `FusedLinear` keeps up to three. In bf16 it is the fastest one for any few rows, and
+    its numbers are those of the layers to the bit.
+    """
+
+    packed: Tensor
+    bias: Tensor | None
+    layers: tuple[nn.Linear, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.numel() <= _MOST_ROWS * x.shape[-1]:
+            return product(x, self.packed, self.bias)
+        outputs = [layer(x) for layer in self.layers]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 class FusedLinear(NamedTuple):
@@ -63,9 +84,7 @@ class FusedLinear(NamedTuple):
     @staticmethod
     def of(layers: Sequence[nn.Linear]) -> FusedLinear:
         """The outputs of `layers`, one behind the other."""
-        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-        bias = torch.cat(biases) if biases else None
-        weight = torch.cat([layer.weight for layer in layers])
+        weight, bias = _joined(layers)
         columns = weight.t().contiguous().t()
         processor, large = kind(), weight.numel() >= _LARGE
         packed = laid_out(weight, _ROWS) if large or processor != "amx" else None
@@ -90,6 +109,26 @@ class FusedLinear(NamedTuple):
         return out if self.bias is None else out.add_(self.bias)
 
 
+def as_one(layers: Sequence[nn.Linear], *, small: bool) -> FusedLinear | PackedLinear:
+    """Linear layers as one product, in the layouts that are fastest for few rows.
+
+    Args:
+        small: whether three copies of the weights in fp32 are affordable.
+    """
+    if small and layers[0].weight.dtype == torch.float32:
+        return FusedLinear.of(layers)
+    weight, bias = _joined(layers)
+    packed = laid_out(weight, _ROWS)
+    if packed is None:
+        return FusedLinear(weight, bias, None, 0, None)
+    return PackedLinear(packed, bias, tuple(layers))
+
+
+def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    return torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None
+
+
 def laid_out(weight: Tensor, rows: int) -> Tensor | None:
     """A copy of a weight [O, I] as oneDNN's kernels read it for products with so many rows; None where that is none.
 
@@ -112,21 +151,26 @@ def _packs(weight: Tensor) -> bool:
     return (
         weight.numel() >= _LEAST_PACKED
         and weight.device.type == "cpu"
-        and weight.dtype == torch.float32
+        and _multiplies(weight.dtype)
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
 
 
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Whether this processor has instructions for products of that type."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bf16())
+
+
 class SharedInputLinears:
-    """Linear layers of a module with one input: one product while they are small, frozen and in fp32 on a CPU.
+    """Linear layers of a module with one input: one product while they are frozen, on a CPU.
 
     The layers are looked up when they run, so that what replaces or wraps them is what runs.
     """
 
     def __init__(self, owner: nn.Module, *names: str) -> None:
         self._owner, self._names = owner, names
-        self._joined: FusedLinear | None = None
+        self._joined: FusedLinear | PackedLinear | None = None
         self._state: list[int] = []
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -152,26 +196,28 @@ class SharedInputLinears:
             self._joined, self._state = None, []
             return None
         if state != self._state:
-            self._joined, self._state = FusedLinear.of(layers) if _are_small(layers) else None, state
+            self._joined, self._state = _shared(layers), state
         return None if self._joined is None else self._joined(x)
 
 
 def _reads(x: Tensor) -> bool:
-    """Whether a product without gradients in fp32 on a CPU is what is asked for."""
+    """Whether a product without gradients on a CPU is what is asked for, of a type that its processor multiplies."""
     return not (
         torch.compiler.is_compiling()  # of what is trained
         or torch.is_grad_enabled()
-        or x.dtype != torch.float32
         or x.device.type != "cpu"
+        or not _multiplies(x.dtype)
         or torch.is_autocast_enabled("cpu")
     )
 
 
-def _are_small(layers: Sequence[Any]) -> bool:
+def _shared(layers: Sequence[Any]) -> FusedLinear | PackedLinear | None:
+    """The layers as one product; None where they differ in type, or a copy of them would be too large."""
     weights = [layer.weight for layer in layers]
-    return (
-        all(each.dtype == torch.float32 for each in weights) and sum(each.numel() for each in weights) <= _MOST_SHARED
-    )
+    numbers, kinds = sum(each.numel() for each in weights), {each.dtype for each in weights}
+    if len(kinds) > 1 or not _multiplies(*kinds) or numbers > _MOST_SHARED:
+        return None
+    return as_one(layers, small=numbers <= _MOST_TRIPLED)
 
 
 def _frozen_state(layers: Sequence[Any]) -> list[int] | None:
@@ -193,10 +239,10 @@ def _state_of(weights: Iterable[Tensor]) -> list[int]:
 class Stacked(NamedTuple):
     """A layer's projections by what they read."""
 
-    query_key_value: FusedLinear
-    out: FusedLinear
-    gate_up: FusedLinear
-    down: FusedLinear
+    query_key_value: FusedLinear | PackedLinear
+    out: FusedLinear | PackedLinear
+    gate_up: FusedLinear | PackedLinear
+    down: FusedLinear | PackedLinear
     key_heads: int
     head_norm: Tensor | None
     """The weights of the norms of query and key heads, [Q + G, D]."""
@@ -211,8 +257,9 @@ class Stack:
         for layer in model.model.layers:
             self._weights += [*layer.self_attn.parameters(), *layer.mlp.parameters()]
         self._state, self._head_state = self._now(), _state_of(self._head_weights)
-        self.layers = [_stacked(layer) for layer in model.model.layers]
-        self.head = FusedLinear.of([model.lm_head])
+        small = _numbers(model) <= _MOST
+        self.layers = [_stacked(layer, small=small) for layer in model.model.layers]
+        self.head = as_one([model.lm_head], small=small)
 
     @property
     def is_current(self) -> bool:
@@ -229,11 +276,15 @@ class Stack:
 
 
 def can_stack(model: Any) -> bool:
-    """Whether a model is small, frozen, and of plain linear layers whose inputs and outputs nobody looks at."""
-    if sum(each.numel() for each in model.parameters()) > _MOST:
+    """Whether a model is frozen, not too large for a copy, and of plain linear layers that nobody looks into."""
+    if not _multiplies(model.dtype) or _numbers(model) * model.dtype.itemsize > _MOST_COPIED:
         return False
     projections = (each for layer in model.model.layers for part in _PARTS for each in _layers(layer, part))
     return all(map(is_plain, (model.lm_head, *projections)))
+
+
+def _numbers(model: Any) -> int:
+    return sum(each.numel() for each in model.parameters())
 
 
 _PARTS = (
@@ -271,8 +322,8 @@ def through(layer: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def _stacked(layer: Any) -> Stacked:
-    query_key_value, out, gate_up, down = (FusedLinear.of(_layers(layer, part)) for part in _PARTS)
+def _stacked(layer: Any, *, small: bool) -> Stacked:
+    query_key_value, out, gate_up, down = (as_one(_layers(layer, part), small=small) for part in _PARTS)
     attention = layer.self_attn
     counts = [each.weight.shape[0] // attention.head_dim for each in (attention.q_proj, attention.k_proj)]
     head_norm = None

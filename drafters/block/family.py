@@ -236,9 +236,9 @@ def _drafting(net: BlockNet, target: Backbone, draft_length: int, config: Drafte
     longest = min(draft_length, net.config.most)
     make = _DRAFTERS[net.family][1]
     how: dict[str, Any] = {"policy": config.policy, "factors": config.temperature_factors, "least": config.confidence}
-    if config.block_tree == "tree":
-        shape = TreeShape(config.block_nodes, config.block_children)
+    if config.block.tree == "tree":
+        shape = TreeShape(config.block.nodes, config.block.children)
         how["tree"] = shape.of_leaves(longest) if make is DFlash else shape
         if isinstance(net, DFlash2Net):
-            check_tree(config.block_children, net.config.candidates)
+            check_tree(config.block.children, net.config.candidates)
     return make(net, target, draft_length=longest, **how)

@@ -90,13 +90,13 @@ class DFlash:
         if tree is not None:
             if least:
                 raise RequestError(
-                    f"drafter.confidence is {least:g}, which ends chains, and drafter.block_tree is tree; "
+                    f"drafter.confidence is {least:g}, which ends chains, and drafter.block.tree is tree; "
                     "leave one out"
                 )
             if self.factors:
                 raise RequestError(
                     f"drafter.temperature_factors are {list(self.factors)}, and a tree of the likeliest tokens draws "
-                    "nothing; leave them out (--drafter.temperature_factors '[]'), or set --drafter.block_tree chain"
+                    "nothing; leave them out (--drafter.temperature_factors '[]'), or set --drafter.block.tree chain"
                 )
         self._embed: Any = target.model.get_input_embeddings()
         self._shaping = Shaping.of(target.model)

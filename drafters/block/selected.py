@@ -153,7 +153,7 @@ def check_tree(children: int, candidates: int) -> None:
     """Raise RequestError for a tree whose nodes have more children than a slot has candidates."""
     if children > candidates:
         raise RequestError(
-            f"drafter.block_children is {children}, and the drafter chooses among {candidates} tokens of a slot; "
+            f"drafter.block.children is {children}, and the drafter chooses among {candidates} tokens of a slot; "
             "lower it"
         )
 

@@ -44,8 +44,8 @@ class TreeShape:
         most = most_nodes(depth, self.children)
         if not 2 <= self.nodes <= most:
             raise RequestError(
-                f"drafter.block_nodes is {self.nodes}, and a tree of depth {depth} with {self.children} children of a "
-                f"node (drafter.block_children) has 2 to {most} nodes, the root included; lower the one or raise the "
+                f"drafter.block.nodes is {self.nodes}, and a tree of depth {depth} with {self.children} children of a "
+                f"node (drafter.block.children) has 2 to {most} nodes, the root included; lower the one or raise the "
                 "other"
             )
 

@@ -35,13 +35,13 @@ def load_eagle_folder(folder: Path, target: Backbone, *, draft_length: int, conf
     return load_eagle(
         folder,
         target,
-        tree=config.eagle_tree,
+        tree=config.eagle.tree,
         draft_length=draft_length,
         policy=config.policy,
         factors=config.temperature_factors,
         paths=named_tree(config.tree, folder, draft_length) or EAGLE_1_TREE,
-        top_k=config.eagle_top_k,
-        nodes=config.eagle_nodes,
+        top_k=config.eagle.top_k,
+        nodes=config.eagle.nodes,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ...decoding.backbone.stacked import through
+from ...decoding.backbone.stacked import SharedInputLinears
 from ...errors import RequestError
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Rotary
 from ..projection import scaled_weight
@@ -104,11 +104,13 @@ class Eagle3Net(PairNet):
         self.config = config
         H, U = config.hidden, config.draft_vocabulary
         self.fc = nn.Linear(len(config.layers) * H, H, bias=False)
+        self._fc = SharedInputLinears(self, "fc")
         if config.feature_norms:
             self.fc_norm = nn.ModuleList(Norm(H, config.eps) for _ in config.layers)
         self.midlayer = Eagle3Layer(config)
         self.norm = Norm(H, config.eps)
         self.lm_head = nn.Linear(H, U, bias=False)
+        self._lm_head = SharedInputLinears(self, "lm_head")
         self.rotary = Rotary(config)
         ids_U = torch.arange(U) if ids is None else torch.tensor(list(ids))
         # an offset, not the id itself: that is what serving engines add
@@ -156,7 +158,8 @@ class Eagle3Net(PairNet):
             states = features_BNF.chunk(len(self.config.layers), -1)
             normed = [norm(x) for norm, x in zip(self.fc_norm, states, strict=True)]
             features_BNF = torch.cat(normed, -1)
-        return through(self.fc, features_BNF)
+        (fused_BNH,) = self._fc(features_BNF)
+        return fused_BNH
 
     def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
         """The hidden state without its norm; and embedding and hidden state, both normed."""
@@ -177,4 +180,5 @@ class Eagle3Net(PairNet):
 
     def head(self, hidden_BNH: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [B, N, U]."""
-        return through(self.lm_head, self.head_input(hidden_BNH))
+        (logits_BNU,) = self._lm_head(self.head_input(hidden_BNH))
+        return logits_BNU

@@ -108,7 +108,7 @@ class Eagle:
         if self.factors and tree == "dynamic":
             raise RequestError(
                 f"drafter.temperature_factors are {list(factors)}, and a dynamic tree draws nothing; leave them "
-                "out, or set --drafter.eagle_tree chain"
+                "out, or set --drafter.eagle.tree chain"
             )
         self._choose_tree(tree, draft_length, paths, nodes)
         self._top_k = top_k
@@ -398,6 +398,6 @@ def _generated(depth: int, top_k: int) -> int:
     if count > MOST_DRAFTED:
         raise RequestError(
             f"a dynamic tree of depth {depth} that expands {top_k} nodes at once drafts {count:,} tokens per target "
-            f"call; expected at most {MOST_DRAFTED:,}: lower drafter.eagle_top_k or eval.draft_length"
+            f"call; expected at most {MOST_DRAFTED:,}: lower drafter.eagle.top_k or eval.draft_length"
         )
     return count

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 def load_medusa_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Medusa:
     """Errors as for `load_medusa`; a tree says how much is drafted, of a chain `draft_length`."""
-    return load_medusa(folder, target, paths=_tree(folder, config, draft_length), nodes=config.medusa_nodes)
+    return load_medusa(folder, target, paths=_tree(folder, config, draft_length), nodes=config.medusa.nodes)
 
 
 def load_hydra_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Hydra:
     """Errors as for `load_hydra`; a tree says how much is drafted, of a chain `draft_length`."""
-    return load_hydra(folder, target, paths=_tree(folder, config, draft_length), nodes=config.medusa_nodes)
+    return load_hydra(folder, target, paths=_tree(folder, config, draft_length), nodes=config.medusa.nodes)
 
 
 def load_bpd_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Bpd:

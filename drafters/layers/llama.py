@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...decoding.backbone.attention import attend_by_groups, goes_by_groups
 from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.backbone.lean.on_cpu import rms_norm
 from ...decoding.backbone.stacked import SharedInputLinears
@@ -157,7 +158,9 @@ def attend(
 ) -> Tensor:
     """Scaled dot-product attention [B, Q, N, D]; without a mask causal, or one token sees all."""
     if mask is not None and group > 1 and _is_decoding_on_gpu(query_BQND):
-        return _attend_by_groups(query_BQND, key_BGTD, value_BGTD, mask, group, scale)
+        return attend_by_groups(query_BQND, key_BGTD, value_BGTD, mask, scale=scale)
+    if (mask is not None or query_BQND.shape[2] == 1) and goes_by_groups(query_BQND):
+        return attend_by_groups(query_BQND, key_BGTD, value_BGTD, mask, scale=scale)
     # on a GPU those kernels know of shared heads that read no mask, in half precision
     flash = mask is None and query_BQND.dtype != torch.float32 and _is_decoding_on_gpu(query_BQND)
     grouped = flash or query_BQND.device.type == "cpu"
@@ -173,18 +176,6 @@ def attend(
         scale=scale,
         is_causal=mask is None and query_BQND.shape[2] > 1,
     )
-
-
-def _attend_by_groups(
-    query_BQND: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, mask: Tensor, group: int, scale: float | None
-) -> Tensor:
-    """`attend` with the query heads that share a key-value head as further tokens, which keys are not copied for."""
-    B, Q, N, D = query_BQND.shape
-    wide_BGMD = query_BQND.reshape(B, Q // group, group * N, D)
-    mask = mask.expand(*mask.shape[:2], N, -1)
-    wide_mask = mask[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
-    out_BGMD = F.scaled_dot_product_attention(wide_BGMD, key_BGTD, value_BGTD, attn_mask=wide_mask, scale=scale)
-    return out_BGMD.reshape(B, Q, N, D)
 
 
 class Rotary(nn.Module):

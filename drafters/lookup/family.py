@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 def prompt_lookup(config: DrafterConfig, target: Backbone, _corpora: Corpora) -> PromptLookup:
     """Prompt lookup needs nothing but the prompt."""
     return PromptLookup(
-        draft_length=config.lookup_tokens,
-        longest=config.lookup_longest,
-        latest=config.lookup_latest,
+        draft_length=config.lookup.tokens,
+        longest=config.lookup.longest,
+        latest=config.lookup.latest,
         device=target.device,
     )
 
 
 def ngram(config: DrafterConfig, target: Backbone, corpora: Corpora) -> Ngram:
     """Counts its corpus."""
-    texts = corpora.texts(config.ngram_corpus, config.ngram_documents)
-    table = NgramTable.count(texts, order=config.ngram_order, vocabulary=target.vocabulary)
-    return Ngram(table, draft_length=config.ngram_tokens, device=target.device)
+    texts = corpora.texts(config.ngram.corpus, config.ngram.documents)
+    table = NgramTable.count(texts, order=config.ngram.order, vocabulary=target.vocabulary)
+    return Ngram(table, draft_length=config.ngram.tokens, device=target.device)
 
 
 def llma(config: DrafterConfig, target: Backbone, corpora: Corpora) -> Llma:
@@ -43,15 +43,15 @@ def llma(config: DrafterConfig, target: Backbone, corpora: Corpora) -> Llma:
     Raises:
         RequestError: none are named.
     """
-    if config.llma_references is None:
+    if config.llma.references is None:
         raise RequestError(
             "llma copies from reference documents, and none are named; expected "
-            "--drafter.llma_references SOURCE, as in data.source"
+            "--drafter.llma.references SOURCE, as in data.source"
         )
     return Llma(
-        list(corpora.texts(config.llma_references, config.llma_documents)),
-        draft_length=config.llma_tokens,
-        longest=config.llma_longest,
+        list(corpora.texts(config.llma.references, config.llma.documents)),
+        draft_length=config.llma.tokens,
+        longest=config.llma.longest,
         device=target.device,
     )
 
@@ -62,16 +62,16 @@ def rest(config: DrafterConfig, target: Backbone, corpora: Corpora) -> Rest:
     Raises:
         RequestError: none is named, or it is of another tokenizer.
     """
-    if config.rest_datastore is None:
+    if config.rest.datastore is None:
         raise RequestError(
-            "rest retrieves from a datastore, and none is named; expected --drafter.rest_datastore "
+            "rest retrieves from a datastore, and none is named; expected --drafter.rest.datastore "
             "FOLDER; `draftsmith datastore build` makes one"
         )
     return Rest(
-        corpora.datastore(config.rest_datastore),
-        nodes=config.rest_nodes,
-        longest=config.rest_longest,
-        draft_length=config.rest_tokens,
+        corpora.datastore(config.rest.datastore),
+        nodes=config.rest.nodes,
+        longest=config.rest.longest,
+        draft_length=config.rest.tokens,
         device=target.device,
     )
 
@@ -79,8 +79,8 @@ def rest(config: DrafterConfig, target: Backbone, corpora: Corpora) -> Rest:
 def lookahead(config: DrafterConfig, target: Backbone, _corpora: Corpora) -> Lookahead:
     """Lookahead needs nothing but the target's own text."""
     return Lookahead(
-        window=config.lookahead_window,
-        ngram=config.lookahead_ngram,
-        guesses=config.lookahead_guesses,
+        window=config.lookahead.window,
+        ngram=config.lookahead.ngram,
+        guesses=config.lookahead.guesses,
         device=target.device,
     )

@@ -41,14 +41,14 @@ class NgramTable:
         """
         if order < 2 or (order - 1) * np.log2(vocabulary) >= 63:
             raise RequestError(
-                f"an n-gram table of order {order} over {vocabulary} tokens (drafter.ngram_order): expected at least "
+                f"an n-gram table of order {order} over {vocabulary} tokens (drafter.ngram.order): expected at least "
                 "2, and contexts of order - 1 tokens that fit 63 bits"
             )
         texts = [np.asarray(document, dtype=np.int64) for document in documents]
         tables = [_count_contexts(texts, length, vocabulary) for length in range(1, order)]
         if not len(tables[0][0]):
             raise RequestError(
-                "drafter.ngram_corpus has no two tokens in a row, and an n-gram table counts what follows what; name "
+                "drafter.ngram.corpus has no two tokens in a row, and an n-gram table counts what follows what; name "
                 "longer texts"
             )
         return cls(tables, vocabulary)

@@ -166,7 +166,7 @@ def adaptive(config: DrafterConfig, draft: Proposer, _corpora: Corpora) -> Adapt
     return AdaptiveDraft(
         draft.backbone,
         draft.vocabulary,
-        longest=config.adaptive_longest,
+        longest=config.adaptive.longest,
         policy=config.policy,
         factors=config.temperature_factors,
     )

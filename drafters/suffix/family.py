@@ -39,13 +39,13 @@ def hybrid(config: DrafterConfig, draft: Proposer, corpora: Corpora) -> SuffixHy
 
 
 def _by_config(config: DrafterConfig, corpora: Corpora, device: torch.device) -> SuffixDecoding:
-    folder = config.suffix_datastore
+    folder = config.suffix.datastore
     return SuffixDecoding(
-        draft_length=config.suffix_tokens,
-        nodes=config.suffix_nodes,
-        depth=config.suffix_depth,
-        factor=config.suffix_factor,
-        least=config.suffix_least,
+        draft_length=config.suffix.tokens,
+        nodes=config.suffix.nodes,
+        depth=config.suffix.depth,
+        factor=config.suffix.factor,
+        least=config.suffix.least,
         store=None if folder is None else corpora.datastore(folder),
         device=device,
     )

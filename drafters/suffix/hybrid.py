@@ -108,7 +108,7 @@ class SuffixHybrid:
             RequestError: the drafter cannot leave out steps, or the suffix index drafts trees.
         """
         if suffix.branching:
-            raise RequestError("suffix-hybrid drafts chains by the suffix index; leave drafter.suffix_nodes out")
+            raise RequestError("suffix-hybrid drafts chains by the suffix index; leave drafter.suffix.nodes out")
         self.draft, self.suffix = can_skip(draft), suffix
         self.draft.skips = True
 

@@ -78,7 +78,7 @@ class SuffixDecoding:
         if longest < 1:
             raise RequestError(
                 f"suffix decoding is to draft up to {draft_length} tokens, {factor:g} for each of a match, by strings "
-                f"of {depth}, which drafts none; expected at least 1: raise drafter.suffix_factor"
+                f"of {depth}, which drafts none; expected at least 1: raise drafter.suffix.factor"
             )
         draft_length = min(draft_length, longest)
         if memory is not None and memory.depth != depth:

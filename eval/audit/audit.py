@@ -53,7 +53,7 @@ Verdict = Literal["lossless", "NOT lossless", "lossy"]
 Answers = list[list[int]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditReport(Shown):
     """What the audit found and what it would have found."""
 

@@ -82,14 +82,15 @@ class Prediction:
     pays_from: float | None
 
 
+_SPACES = str.maketrans("._", "  ")
 _LENGTH = "eval.draft_length"
-_COPIED = ("drafter.lookup_tokens", "drafter.llma_tokens", "drafter.suffix_tokens")
-_NODES = ("drafter.medusa_nodes", "drafter.eagle_nodes", "drafter.block_nodes")
+_COPIED = ("drafter.lookup.tokens", "drafter.llma.tokens", "drafter.suffix.tokens")
+_NODES = ("drafter.medusa.nodes", "drafter.eagle.nodes", "drafter.block.nodes")
 # what the words for a size say already: whether it is a chain's or a tree's
 _SHAPES = {
     "drafter.tree": ("default", "chain"),
-    "drafter.eagle_tree": ("chain", "dynamic"),
-    "drafter.block_tree": ("chain", "tree"),
+    "drafter.eagle.tree": ("chain", "dynamic"),
+    "drafter.block.tree": ("chain", "tree"),
 }
 
 
@@ -115,17 +116,17 @@ def _phrase(name: str, value: str, *, is_tree: bool) -> str:
         return f"{value} deep" if is_tree else f"chain of {value}"
     if name in _COPIED:
         return f"copies at most {_tokens(value)}"
-    if name == "drafter.ngram_tokens":
+    if name == "drafter.ngram.tokens":
         return f"chain of {value}"
     if name == "drafter.policy":
         return "likeliest tokens" if value == "argmax" else ""
-    if name == "drafter.block_children":
+    if name == "drafter.block.children":
         return f"{value} children a node"
     if name == "drafter.confidence":
         return f"cut below confidence {value}" if float(value) else ""
     if name == FACTORS:
         return "" if value == NO_FACTORS else f"drawn at {_factors(value)} times the temperature"
-    return "" if value in _SHAPES.get(name, ()) else f"{name.split('.', 1)[-1].replace('_', ' ')} {value}"
+    return "" if value in _SHAPES.get(name, ()) else f"{name.split('.', 1)[-1].translate(_SPACES)} {value}"
 
 
 def _tokens(value: str) -> str:

@@ -17,7 +17,7 @@ from .devices import devices_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ...trainers.methods import Method
+    from ...trainers.methods import PassMemory
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -42,16 +42,16 @@ def activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) ->
     parts = recipe.loop.context_parallel if recipe.record.cuts_rows else 1  # others refuse it
     speaks: Any = student if target is None else target
     # of each position that is spoken of: what its loss reads, where it counts, and the gradient
-    width = _kept(recipe, student) + 3 * _hidden(speaks) * recipe.record.positions(recipe)
+    width = _kept(recipe, student) + 3 * _hidden(speaks) * recipe.record.memory.positions(recipe)
     # a mask of truth values becomes numbers in every layer anew, as long as the layer's pass is kept
     masks = sum(name.endswith("k_proj") for name, _ in _linear(student))
-    width += recipe.record.mask(recipe) * (min(masks, 1) if _by_layers(recipe) else masks)
+    width += recipe.record.memory.mask(recipe) * (min(masks, 1) if _by_layers(recipe) else masks)
     if recipe.tunes_target and target is not None:  # it learns too, so its layers keep what they read
         again = decoder_layers(target) if recipe.tune.recompute else []
         width += _held(recipe, target, again, lambda part: _tuned_width(recipe, part))
     # the gradient of an own projection is made in the forward pass, in fp32
     width = width / parts + (_of_other_parts(recipe, student) if parts > 1 else 0)
-    return 1.25 * T * width * number_size(recipe) + 4.0 * _own_projections(student, recipe.record)
+    return 1.25 * T * width * number_size(recipe) + 4.0 * _own_projections(student, recipe.record.memory)
 
 
 def _of_other_parts(recipe: Recipe, student: nn.Module) -> float:
@@ -61,7 +61,7 @@ def _of_other_parts(recipe: Recipe, student: nn.Module) -> float:
     pass zeros for the queries of other parts, with what attention makes of them (`drafters/layers/passes.py`).
     """
     ends = {name.rpartition(".")[2]: layer.out_features for name, layer in _linear(student)}
-    passes = 1 if recipe.record.recomputes(recipe) else recipe.record.passes(recipe)
+    passes = 1 if recipe.record.recomputes(recipe) else recipe.record.memory.passes(recipe)
     others = 1 - 1 / recipe.loop.context_parallel
     return 3 * (ends["k_proj"] + ends["v_proj"]) + 2 * ends["q_proj"] * passes * others
 
@@ -69,21 +69,21 @@ def _of_other_parts(recipe: Recipe, student: nn.Module) -> float:
 def _kept(recipe: Recipe, student: nn.Module) -> float:
     """Numbers of all passes over a token; of one that is computed again its output, keys and values alone, or what its
     layers read."""
-    record = recipe.record
-    passes, whole = record.passes(recipe), sum(_widths(student, record))
-    if not record.recomputes(recipe):
+    memory = recipe.record.memory
+    passes, whole = memory.passes(recipe), sum(_widths(student, memory))
+    if not recipe.record.recomputes(recipe):
         return whole * passes
-    if record.recomputed_layers is not None:
-        again = record.recomputed_layers(student)
-        held = _held(recipe, student, again, lambda part: sum(_widths(part, record)), inputs=record.keeps_inputs)
+    if memory.recomputed_layers is not None:
+        again = memory.recomputed_layers(student)
+        held = _held(recipe, student, again, lambda part: sum(_widths(part, memory)), inputs=memory.keeps_inputs)
         # as they come, behind their norm, and turned to their positions
-        return held * (passes - record.beside) + 3 * sum(_keys_and_values(student)) * (record.beside > 0)
+        return held * (passes - memory.text_only) + 3 * sum(_keys_and_values(student)) * (memory.text_only > 0)
     ends = [layer.out_features for name, layer in _linear(student) if name.endswith(("k_proj", "v_proj", "down_proj"))]
     return whole + sum(ends) * passes
 
 
 def _by_layers(recipe: Recipe) -> bool:
-    return recipe.record.recomputed_layers is not None and recipe.record.recomputes(recipe)
+    return recipe.record.memory.recomputed_layers is not None and recipe.record.recomputes(recipe)
 
 
 def _held(
@@ -141,28 +141,28 @@ def _hidden(model: Any) -> int:
     return int(model.config.get_text_config(decoder=True).hidden_size)
 
 
-def _widths(model: nn.Module, record: Method | None = None) -> Iterator[int]:
+def _widths(model: nn.Module, memory: PassMemory | None = None) -> Iterator[int]:
     """Numbers in and out of every linear layer, per token; projections go through in chunks.
 
     Args:
-        record: of the method, where the model is what it trains.
+        memory: of the method, where the model is what it trains.
     """
     for name, layer in _linear(model):
-        if not _to_a_vocabulary(name, record):
+        if not _to_a_vocabulary(name, memory):
             yield layer.in_features + layer.out_features
-        more = {} if record is None else record.kept_inputs
+        more = {} if memory is None else memory.kept_inputs
         yield from (times * layer.in_features for end, times in more.items() if name.endswith(end))
 
 
-def _own_projections(student: nn.Module, record: Method) -> int:
+def _own_projections(student: nn.Module, memory: PassMemory) -> int:
     """Numbers in the projections to a vocabulary that are trained."""
-    heads = {id(layer.weight): layer for name, layer in _linear(student) if _to_a_vocabulary(name, record)}
+    heads = {id(layer.weight): layer for name, layer in _linear(student) if _to_a_vocabulary(name, memory)}
     return sum(layer.weight.numel() for layer in heads.values() if layer.weight.requires_grad)
 
 
-def _to_a_vocabulary(name: str, record: Method | None) -> bool:
+def _to_a_vocabulary(name: str, memory: PassMemory | None) -> bool:
     """Whether a linear layer's name is that of a projection, or of what is added to one."""
-    return "lm_head" in name or (record is not None and name.endswith(record.logit_layers))
+    return "lm_head" in name or (memory is not None and name.endswith(memory.logit_layers))
 
 
 def _linear(model: nn.Module) -> Iterator[tuple[str, _Linear]]:

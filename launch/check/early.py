@@ -19,7 +19,7 @@ from ...errors import RequestError
 from ...storage import writable_folder
 from ...trainers.methods import own_sections
 from ..methods import SKELETON, TRAINED, need_draft, split_methods
-from ..recipe.load import load_recipe
+from ..recipe.load import load_recipe, without_run
 from ..recipe.model import Recipe
 from ..requests import AuditRequest, ChatRequest, Pair, RunPair, TreeRequest, TuneRequest
 from .devices import processes
@@ -91,7 +91,7 @@ def _check_read(overrides: Sequence[tuple[str, str]], names: Sequence[str], meth
     """Raise RequestError for a flag of the drafter section that none of the methods asked for reads."""
     by_method = [family for family in FAMILIES.values() if family.make or family.wrap]
     for flag, value in overrides:
-        section, _, option = flag.partition(".")
+        section, option = f"{flag}.".split(".")[:2]
         readers = [family.name for family in by_method if option in family.options]
         if section != "drafter" or set(names) & {*readers, *([] if readers else need_draft())}:
             continue
@@ -126,7 +126,7 @@ def named_target(pair: RunPair, values: Sequence[tuple[str, str]], given: Collec
         check_trust(recipe, saved, said="target.trust_remote_code" in given, flag="--target.trust_remote_code true")
         return recipe, folder, pair.target or tuned_target(folder, recipe) or recipe.target.path
     if pair.target is not None:
-        return load_recipe("distill-tiny", values).recipe, Path(), pair.target
+        return without_run(values), Path(), pair.target
     raise RequestError(
         "no target is named: name a run folder, or --target and --drafter, or --target and a "
         "--method that needs no drafter"
@@ -183,7 +183,7 @@ def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> 
     if request.survey:
         if request.run_folder or request.target or request.drafter:
             raise RequestError("--survey decodes over tables: leave out run, target and drafter")
-        load_recipe("distill-tiny", overrides)
+        without_run(overrides)
         return None
     if flags and request.method != "trained":
         raise RequestError(f"{flags[0]} takes the trained drafter alone: leave out --method")

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...data.generate.server_request import ServerRequest
 from ...drafters.tuned_file import Promise, read_promise
 from ...errors import RequestError
-from ..recipe.load import load_recipe
+from ..recipe.load import without_run
 from ..recipe.model import Recipe
 from ..requests import AuditRequest, EvalRequest
 from .early import check_least, named_target
@@ -54,7 +54,7 @@ def check_server(request: EvalRequest | AuditRequest, overrides: Sequence[tuple[
     _check_values(overrides, named=named)
     if isinstance(request, AuditRequest) and not named:
         raise RequestError("an audit compares with the target: name its folder by --target, or a run")
-    recipe, target = load_recipe("distill-tiny", overrides).recipe, None
+    recipe, target = without_run(overrides), None
     if named:
         recipe, _, target = named_target(request, overrides, {name for name, _ in overrides})
     if isinstance(request, AuditRequest):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +99,18 @@ def _that_fits(grid: Grid, family: Family, folder: Path | None, config: DrafterC
 
 def _own_values(recipe: Recipe, grid: Grid) -> dict[str, str]:
     """What the recipe itself has for the values of a grid."""
-    sections = {"eval": recipe.eval, "drafter": recipe.drafter}
-    return {path: str(getattr(sections[path.split(".")[0]], path.split(".")[1])) for path in grid.chosen}
+    return {path: str(attrgetter(path)(recipe)) for path in grid.chosen}
 
 
 def _with(recipe: Recipe, values: Mapping[str, str]) -> Recipe:
     """The recipe with values of `drafter.*` and `eval.*`, given as flags give them."""
     own: dict[str, dict[str, Any]] = {"drafter": recipe.drafter.model_dump(), "eval": recipe.eval.model_dump()}
-    for name in turned_off({path.removeprefix("drafter."): value for path, value in values.items()}):
-        del own["drafter"][name]  # sizes of the recipe's tree, where a chain is tried
+    for size in turned_off({path.removeprefix("drafter."): value for path, value in values.items()}):
+        section, name = size.split(".")
+        del own["drafter"][section][name]  # sizes of the recipe's tree, where a chain is tried
     for path, value in values.items():
-        section, name = path.split(".")
-        own[section][name] = json.loads(value) if value.startswith("[") else value
+        *sections, name = path.split(".")
+        at: dict[str, Any] = reduce(getitem, sections, own)
+        at[name] = json.loads(value) if value.startswith("[") else value
     update = {"drafter": DrafterConfig.model_validate(own["drafter"]), "eval": EvalConfig.model_validate(own["eval"])}
     return recipe.model_copy(update=update)

@@ -27,9 +27,10 @@ from ...eval.measure.second import second_rows
 from ...eval.measure.weight_files import drafter_hash
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
+from ...storage.identity import flat
 from ..check.early import NamedFolders
 from ..methods import SKELETON
-from ..recipe.load import load_recipe
+from ..recipe.load import without_run
 from .loaded import (
     Loaded,
     drift_of,
@@ -78,7 +79,7 @@ def run_eval(
     results["second"] = second_of(pair, list(arms.values()), prompts, config, results["rows"])
     if drift is not None:
         results["target"]["drift"] = drift
-    results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
+    results["draft"]["settings"] = flat(pair.recipe.drafter.model_dump(mode="json"))
     results["repeat"] = _repeat(request, [*named.tuned.values.items(), *overrides], pair)
     write_json(out / "results.json", results)
     show(results, console)
@@ -256,7 +257,7 @@ def run_audit(
 def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -> None:
     from ...eval.audit.survey import survey, survey_table
 
-    config = load_recipe("distill-tiny", overrides).recipe.audit
+    config = without_run(overrides).audit
     result = survey(config)
     console.print(survey_table(result), crop=False)
     write_json(out / "survey.json", result)

@@ -15,7 +15,7 @@ from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import autoregressive
 from ...decoding.proposal import TeacherForced
 from ...decoding.sampling import Warper
-from ...drafters.config import DrafterConfig
+from ...drafters.config import DrafterConfig, EagleOptions
 from ...drafters.families import FAMILIES, family_of
 from ...drafters.folder import read_entry
 from ...drafters.sizes import MOST_PARTS
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from ..requests import RunPair, TreeRequest
 
-_STATIC = DrafterConfig(eagle_tree="static")
+_STATIC = DrafterConfig(eagle=EagleOptions(tree="static"))
 _RANKS = 10
 _SHOWN = 5  # ranks of the table on the screen
 _BATCH = 8
@@ -89,8 +89,8 @@ def _on_its_default_tree(request: TreeRequest, overrides: Sequence[tuple[str, st
             f"{pair.drafter} is a drafter of family {family.name!r}, which drafts no static tree; expected one of "
             f"{', '.join(known)}"
         )
-    if "eagle_tree" in family.options:
-        pair = named(request, [*overrides, ("drafter.tree", "default"), ("drafter.eagle_tree", "static")])
+    if family.reads("eagle"):
+        pair = named(request, [*overrides, ("drafter.tree", "default"), ("drafter.eagle.tree", "static")])
     return pair
 
 

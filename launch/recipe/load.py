@@ -1,7 +1,8 @@
 """Recipes: one strict schema, YAML read safely, every error at once with its path and line.
 
 Values come from the defaults, a `base:` recipe, the recipe, and flags, in rising precedence; where
-each came from is remembered for `show`. No torch here. Read next: `model.py`, the schema; `train/run.py`.
+each came from is remembered for `show`. No torch here. Read next: `model.py`, the schema; `text.py`, the YAML;
+`train/run.py`.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
+from ruamel.yaml.events import CollectionStartEvent, ScalarEvent
 
-from ...drafters.config import turned_off
+from ...drafters.config import current_path, turned_off
 from ...errors import RequestError
-from ..screen import printable
 from .model import Recipe
+from .text import check_plain_values, cut, is_text, plain, read_yaml, shown
+from .values import current_flag, say_renamed
 
 Path_ = tuple[str, ...]
 Reason = str | Callable[[], str]
 """An error, or what looks for its words: a nearest name takes milliseconds, and there may be thousands."""
 _IN_A_FILE = re.compile(r"\S+ \((?!--)")  # an error's path, and a place that is no flag
+_RECIPES = Path(str(files("draftsmith.recipes")))
+_BASES = _RECIPES / "bases"
 _GIVEN = Path("the given recipe")
 _SHOWN = 10  # errors, so that they fit a screen
-_MOST_BYTES = 100_000  # of a recipe; a whole one has 6,000
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,13 @@ def load_recipe(name: str | Mapping[str, Any], overrides: Sequence[tuple[str, st
     file = find_recipe(name) if isinstance(name, str) else _GIVEN
     collected = _Values()
     _read_with_base(file, None if isinstance(name, str) else json.dumps(name, default=str), collected)
+    overrides = [(current_flag(flag), text) for flag, text in overrides]
     for flag, text in overrides:
         _override(flag, text, collected)
     # sizes of a tree that the recipe has and a flag turns off
     for size in turned_off({flag.removeprefix("drafter."): text for flag, text in overrides}):
-        collected.values.pop(("drafter", size), None)
-        collected.origin.pop(("drafter", size), None)
+        for kept in (collected.values, collected.origin):
+            kept.pop(("drafter", *size.split(".")), None)
     try:
         # strictly, or `true` would be a count of 1; as JSON, or a list would be no pair of numbers
         recipe = Recipe.model_validate_json(json.dumps(collected.nested(), default=str), strict=True)
@@ -123,9 +127,15 @@ def _all_errors(file: Path, errors: Sequence[Reason], *, with_flags: bool) -> st
     return "\n".join([head, *(f"  - {line}" for line in lines)])
 
 
+def without_run(overrides: Sequence[tuple[str, str]] = ()) -> Recipe:
+    """What commands go by that are given no run: how a target is decoded and measured, whatever a drafter was trained
+    with. RequestError as of `load_recipe`."""
+    return load_recipe(str(_BASES / "without-run.yaml"), overrides).recipe
+
+
 def shipped_recipes() -> list[Path]:
     """The recipes that come with the package, sorted by name."""
-    return sorted(Path(str(files("draftsmith.recipes"))).glob("*.yaml"))
+    return sorted(_RECIPES.glob("*.yaml"))
 
 
 def headline(file: Path) -> tuple[str, str]:
@@ -148,16 +158,16 @@ def find_recipe(name: str) -> Path:
             return Path(name)
         if _is_file(Path(name), Path.is_dir):
             own = Path(name) / "run.yaml"
-            inside = f"the recipe of a run is {_cut(str(own))}" if _is_file(own) else "name a file in it"
-            raise RequestError(f"{_cut(name)} is a folder; expected a recipe file: {inside}")
-        raise RequestError(f"there is no recipe file {_cut(name)}; `draftsmith ls` lists shipped ones")
+            inside = f"the recipe of a run is {cut(str(own))}" if _is_file(own) else "name a file in it"
+            raise RequestError(f"{cut(name)} is a folder; expected a recipe file: {inside}")
+        raise RequestError(f"there is no recipe file {cut(name)}; `draftsmith ls` lists shipped ones")
     shipped = {path.stem: path for path in shipped_recipes()}
     if name in shipped:
         return shipped[name]
     near = difflib.get_close_matches(name, shipped, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise RequestError(
-        f"no recipe is called {_shown(name)}{hint} Shipped: {', '.join(shipped)}. A file is named "
+        f"no recipe is called {shown(name)}{hint} Shipped: {', '.join(shipped)}. A file is named "
         "by its path, as in ./my.yaml"
     )
 
@@ -185,13 +195,13 @@ def _fields(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[tuple[Path_,
 
 
 def _read_with_base(file: Path, given: str | None, collected: _Values) -> None:
-    content = _read_yaml(file, given)
+    content = read_yaml(file, given)
     base = content.pop("base", None)
     if base is not None:
         if not isinstance(base, str):
-            raise RequestError(f"{file}: base is {_shown(base)}; expected the name or path of a recipe")
+            raise RequestError(f"{file}: base is {shown(base)}; expected the name or path of a recipe")
         base_file = _find_base(base, file)
-        below = _read_yaml(base_file)
+        below = read_yaml(base_file)
         if "base" in below:
             raise RequestError(f"{file}: base {base_file} has a base itself; only one level is allowed")
         _collect(below, base_file, collected)
@@ -200,7 +210,7 @@ def _read_with_base(file: Path, given: str | None, collected: _Values) -> None:
 
 def _find_base(base: str, file: Path) -> Path:
     """The file beside the recipe, or a shipped one: a copied recipe keeps the base that it had."""
-    shipped = {path.name: path for path in shipped_recipes()}
+    shipped = {str(path.relative_to(_RECIPES)): path for path in (*shipped_recipes(), *_BASES.glob("*.yaml"))}
     beside = file.parent / base
     if _is_file(beside) or base in shipped:
         return beside if _is_file(beside) else shipped[base]
@@ -210,76 +220,53 @@ def _find_base(base: str, file: Path) -> Path:
         raise RequestError(f"{file}: base: {error}") from error
 
 
-def _read_yaml(file: Path, given: str | None = None) -> CommentedMap:
-    """The content of a recipe file, or `given` in its place."""
-    try:
-        size = file.stat().st_size if given is None else len(given)
-        if size > _MOST_BYTES:
-            raise RequestError(f"{file}: holds {size:,} bytes; a recipe has a few thousand: name the recipe itself")
-        text = file.read_text(encoding="utf-8") if given is None else given
-        _check_plain_values(text, file)
-        content = YAML(typ="rt", pure=True).load(text)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except OSError as error:
-        raise RequestError(f"{file}: cannot be read ({error.strerror})") from error
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise RequestError(f"{file}: not valid YAML: {_yaml_reason(error)}") from error
-    if not isinstance(content, CommentedMap):
-        kind = "nothing" if content is None else "a list" if isinstance(content, list) else "a single value"
-        raise RequestError(f"{file}: holds {kind}; expected sections such as `data:` and `loop:`")
-    return content
+def _collect(content: CommentedMap, file: Path, collected: _Values) -> None:
+    """Take the values of a file, under the names that they have now; a line tells of a file that has old ones."""
+    here: dict[Path_, str] = {}
+    old = [*_flatten(content, file, collected, here)]
+    if old:
+        where, now = old[0]
+        more = f", and {len(old) - 1} more fields have new names" if len(old) > 1 else ""
+        say_renamed(where, f"{now} now{more}")
 
 
-_PLAIN_TAGS = {None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool"))}
-_DEEPEST = 16  # mappings and lists inside each other; a recipe needs three
+def _flatten(
+    content: CommentedMap, file: Path, collected: _Values, here: dict[Path_, str], prefix: Path_ = ()
+) -> Iterator[tuple[str, str]]:
+    """Flatten a mapping into paths, noting lines; keys that are no fields become errors.
 
+    Args:
+        here: the paths that this file has set, and where.
 
-def _check_plain_values(text: str, file: Path | str) -> None:
-    """Refuse what could run code, grow without bound, or give one value two lines."""
-    depth = 0
-    for event in YAML(typ="rt", pure=True).parse(text):
-        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        reason = None
-        if getattr(event, "tag", None) not in _PLAIN_TAGS:
-            reason = f"YAML tags are not allowed; found {_shown(str(event.tag))}"
-        elif getattr(event, "anchor", None) is not None:
-            sign = "*" if isinstance(event, AliasEvent) else "&"
-            reason = f"YAML aliases are not allowed; found {_shown(sign + event.anchor)}. "
-            reason += "Write the value out, or share it by `base:`"
-        elif depth > _DEEPEST:
-            reason = f"values are nested more than {_DEEPEST} deep"
-        if reason is not None:
-            raise RequestError(f"{file}:{event.start_mark.line + 1}: {reason}")
-
-
-def _yaml_reason(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{problem:.200} (line {mark.line + 1})" if mark is not None else f"{problem:.200}"
-
-
-def _collect(content: CommentedMap, file: Path, collected: _Values, prefix: Path_ = ()) -> None:
-    """Flatten a mapping into paths, noting lines; keys that are no fields become errors."""
+    Yields:
+        Each field that has another name now: what it is called and where, and the name.
+    """
     sections = _section_names(prefix)
     for key, value in content.items():
         path = (*prefix, str(key))
         lines = content.lc.data or {}  # a key of a merge (`<<`) has no line of its own
         line = (lines[key][0] if key in lines else content.lc.line) + 1
         where = file.name if file is _GIVEN else f"{file.name}:{line}"
+        now = tuple(current_path(".".join(path)).split(".")) if len(path) > 1 else path
+        if now != path:
+            yield f"{'.'.join(path)} ({where})", ".".join(now)
         if str(key) in sections:
             collected.sections[".".join(path)] = where
             if isinstance(value, CommentedMap):
-                _collect(value, file, collected, path)
+                yield from _flatten(value, file, collected, here, path)
             elif value is not None:
                 collected.errors.append(
-                    f"{'.'.join(path)} ({where}): found {_shown(_plain(value))}; expected a section of fields"
+                    f"{'.'.join(path)} ({where}): found {shown(plain(value))}; expected a section of fields"
                 )
-        elif path in _known_paths():
-            collected.values[path], collected.origin[path] = _plain(value), where
-            if not _is_text(collected.values[path]):
-                name, shown = ".".join(path), _shown(collected.values.pop(path))
-                collected.errors.append(f"{name} ({where}): found {shown}; expected text without control characters")
+        elif now in here:
+            name = ".".join(now)
+            collected.errors.append(f"{'.'.join(path)} ({where}): {name} is set at {here[now]} too; leave one out")
+        elif now in _known_paths():
+            here[now] = where
+            collected.values[now], collected.origin[now] = plain(value), where
+            if not is_text(collected.values[now]):
+                name, found = ".".join(path), shown(collected.values.pop(now))
+                collected.errors.append(f"{name} ({where}): found {found}; expected text without control characters")
         else:
             collected.errors.append(partial(_unknown, path, where))
 
@@ -318,37 +305,16 @@ def _suggest(path: Path_) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _plain(value: Any) -> Any:
-    """ruamel's own containers and scalars as ordinary Python values."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
-
-
-def _is_text(value: Any) -> bool:
-    """Whether a value's texts have nothing that a terminal would obey, and no file could be called."""
-    if isinstance(value, dict):
-        return all(_is_text(each) for pair in value.items() for each in pair)
-    if isinstance(value, list):
-        return all(map(_is_text, value))
-    return not isinstance(value, str) or printable(value) == value
-
-
 def _override(flag: str, text: str, collected: _Values) -> None:
     path = tuple(flag.split("."))
     if path not in _known_paths():
-        collected.errors.append(lambda: f"--{_cut(flag)}: unknown flag{_suggest(path)}")
+        collected.errors.append(lambda: f"--{cut(flag)}: unknown flag{_suggest(path)}")
         return
     if len(path) > 1:
         collected.sections.setdefault(path[0], f"--{flag}")
     annotation = dict(_fields(Recipe))[path].annotation
     value = _flag_value(text, annotation, f"--{flag}")
-    collected.values[path], collected.origin[path] = _plain(value), f"--{flag}"
+    collected.values[path], collected.origin[path] = plain(value), f"--{flag}"
 
 
 def _flag_value(text: str, annotation: Any, flag: str) -> Any:
@@ -358,7 +324,7 @@ def _flag_value(text: str, annotation: Any, flag: str) -> Any:
     either = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
     try:
         if str not in either:
-            _check_plain_values(text, flag)
+            check_plain_values(text, flag)
         value = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError):
         return text
@@ -384,16 +350,7 @@ def _explain(error: Any, collected: _Values, file: Path) -> str:
     origin = collected.origin
     where = next((origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origin), file.name)
     if error["type"] == "missing" and isinstance(error["loc"][-1], int):  # the last item of a tuple
-        return f"{'.'.join(path[:-1])} ({where}): found {_shown(value)}; expected {error['loc'][-1] + 1} numbers"
+        return f"{'.'.join(path[:-1])} ({where}): found {shown(value)}; expected {error['loc'][-1] + 1} numbers"
     if error["type"] == "missing":
-        return f"{'.'.join(path)} ({where}): missing; {_cut(str(Recipe.model_fields[path[0]].description), 150)}"
-    return f"{'.'.join(path)} ({where}): found {_shown(value)}; {reason[0].lower()}{reason[1:]}"
-
-
-def _shown(value: object) -> str:
-    """A value as a message shows it, its beginning when it is long."""
-    return _cut(repr(value))
-
-
-def _cut(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+        return f"{'.'.join(path)} ({where}): missing; {cut(str(Recipe.model_fields[path[0]].description), 150)}"
+    return f"{'.'.join(path)} ({where}): found {shown(value)}; {reason[0].lower()}{reason[1:]}"

@@ -23,8 +23,16 @@ def register(family: Family | None = None, method: Method | None = None) -> None
     again, as when a cell of a notebook runs again, a record takes the place of the one before.
 
     Raises:
-        RequestError: a name that the package has, a section that another method has, or a method of no known family.
+        RequestError: what is no record, a name that the package has, a section that another method has, or a method of
+            no known family.
     """
+    for name, record, kind in (("family", family, Family), ("method", method, Method)):
+        if not isinstance(record, kind | None):
+            raise RequestError(
+                f"{name} is {record!r:.60}; expected a draftsmith.{kind.__name__}, as register(family, method)"
+            )
+    if family is None and method is None:
+        raise RequestError("there is nothing to register; expected a family, a method, or both")
     for record in (family, method):
         if record is not None and record.name in _SHIPPED:
             raise RequestError(f"{record.name!r} is a family or method of the package; expected a name of its own")

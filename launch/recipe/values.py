@@ -6,12 +6,17 @@ Read next: `load.py`, which puts them over the recipe's.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cache
 
+from ...drafters.config import current_path
 from ...errors import RequestError
 from ..screen import printable
 from .model import Recipe, section_of
+
+_log = logging.getLogger(__name__)
 
 
 def value_path(name: str, known: Sequence[str]) -> str:
@@ -27,7 +32,7 @@ def value_path(name: str, known: Sequence[str]) -> str:
     if path in known:
         return path
     joined = [each for each in known if each.replace(".", "_") == path.replace(".", "_")]
-    found = joined or [each for each in known if each.rpartition(".")[2] == name]
+    found = joined or [each for each in known if each.partition(".")[2].replace(".", "_") == name.replace("__", "_")]
     if len(found) > 1:
         shown = " or ".join(each.replace(".", "_") for each in found)
         raise RequestError(f"{name} is a value of several sections; expected {shown}")
@@ -36,6 +41,20 @@ def value_path(name: str, known: Sequence[str]) -> str:
     sections = {each.partition(".")[0] for each in known if "." in each}
     meant = next((each for each in sections if path.startswith(f"{each}_")), None)
     return path if meant is None else f"{meant}.{path.removeprefix(f'{meant}_')}"
+
+
+def current_flag(flag: str) -> str:
+    """A flag of a recipe as it is called now; a line tells of one that had another name."""
+    now = current_path(flag)
+    if now != flag:
+        say_renamed(f"--{flag}", f"--{now} now")
+    return now
+
+
+@cache
+def say_renamed(old: str, now: str) -> None:
+    """Say once what took the place of an old name."""
+    _log.warning("%s is %s; this is the last version that knows the old names", old, now)
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -74,7 +93,7 @@ def split_overrides(words: Sequence[str], *, of: type | None = None) -> tuple[li
             if not waiting or waiting[0].startswith("--"):
                 raise RequestError(f"{word}: no value given; expected {word} VALUE")
             value = waiting.pop(0)
-        overrides.append((path, value))
+        overrides.append((current_flag(path), value))
     return rest, overrides
 
 

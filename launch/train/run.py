@@ -11,6 +11,7 @@ Read next: `recipe/load.py`; then `trainers/loop/loop.py`, where the work is don
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import logging
 import os
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
     from ...trainers.loop.loop import Probe, RunOutcome
 
 
+_RESUMES = "`auto`, `never` or a checkpoint's path"
+
+
 def train(
-    recipe: str | Mapping[str, Any] | Resolved,
+    recipe: str | Path | Mapping[str, Any] | Resolved,
     *,
     out: str | Path | None = None,
     resume: str = "auto",
@@ -47,8 +51,8 @@ def train(
         out: the run's folder, by default `runs/NAME`; it has `run.yaml`, `metrics.jsonl`, `checkpoints/`, and
             `drafter/` or `target/` or both.
         resume: `auto`, `never` or a checkpoint's path.
-        overrides: values over the recipe's: `data_source="stdlib"`, `loop__steps=50`, or `steps=50` where one
-            section alone has such a value.
+        overrides: values over the recipe's: `data_source="stdlib"`, `loop__steps=50`, `loop={"steps": 50}`, or
+            `steps=50` where one section alone has such a value.
 
     Returns:
         How the run ended.
@@ -59,17 +63,54 @@ def train(
     """
     if out == "":
         raise RequestError("out is empty; name a folder, or leave it out for runs/NAME")
-    known = field_paths()
-    flags = [
-        (value_path(key, known), str(value) if isinstance(value, (str, Path)) else json.dumps(value))
-        for key, value in overrides.items()
-    ]
-    resolved = recipe if isinstance(recipe, Resolved) else load_recipe(recipe, flags)
+    resolved = recipe if isinstance(recipe, Resolved) else load_recipe(_named(recipe), _flags(overrides))
+    for name, value in (("out", out), ("resume", resume)):
+        if not isinstance(value, str | Path | None):
+            raise RequestError(f"{name} is {value!r:.60}; expected {'a folder' if name == 'out' else _RESUMES}")
     folder = Path(out) if out is not None else Path("runs") / resolved.recipe.name
     check_recipe(resolved.recipe)
     resolved = on_a_day(resolved, folder, resume)
     with held_folder(folder, resolved, resume):
         return _dispatch(resolved.recipe, folder, resume)
+
+
+def _named(recipe: object) -> str | Mapping[str, Any]:
+    """A recipe's name, or its sections; RequestError for what is neither."""
+    if isinstance(recipe, Path):
+        return f"./{recipe}" if recipe.name == str(recipe) else str(recipe)  # a file, and no shipped recipe's name
+    if not isinstance(recipe, str | Mapping):
+        raise RequestError(
+            f"recipe is {recipe!r:.60}; expected a shipped recipe's name, a file, or a dict of sections"
+        )
+    return recipe
+
+
+def _flags(overrides: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Values over a recipe's, as Python names them, by their paths; a section may be a dict of its values.
+
+    Raises:
+        RequestError: a name that is near to a value's and none itself, or a value that no recipe can hold.
+    """
+    known = field_paths()
+    given: list[tuple[str, Any]] = []
+    for key, value in overrides.items():
+        is_section = any(each.startswith(f"{key}.") for each in known)
+        if is_section and not isinstance(value, Mapping):
+            raise RequestError(f"{key} is {value!r:.60}; expected a dict, as {key} is a section of a recipe")
+        given += [(f"{key}.{name}", each) for name, each in value.items()] if is_section else [(key, value)]
+    flags = []
+    for key, value in given:
+        path = value_path(key, known)
+        near = difflib.get_close_matches(key, {each.rpartition(".")[2] for each in known}, n=1, cutoff=0.75)
+        if path not in known and "." not in path and near:
+            raise RequestError(f"{key} is no value of a recipe; did you mean {near[0]}?")
+        try:
+            flags.append((path, str(value) if isinstance(value, str | Path) else json.dumps(value)))
+        except (TypeError, ValueError):
+            raise RequestError(
+                f"{key} is {value!r:.60}; expected a number, a text, a list or a dict of them"
+            ) from None
+    return flags
 
 
 def _dispatch(recipe: Recipe, out: Path, resume: str) -> RunOutcome:
@@ -147,7 +188,7 @@ def _begun_on(folder: Path, resume: str) -> str | None:
 
 def _has_clock(recipe: Recipe) -> bool:
     """Whether the run's template reads the clock; of a target that is not there, the run itself will say so."""
-    from ...data.rows.sandbox.bounded import CLOCK
+    from ...data.rows.bounded import CLOCK
     from ...data.rows.templates import ChatTemplate, named_template
 
     data, config = recipe.data, recipe.tokenizer

@@ -76,7 +76,6 @@ class Passed(Exception):
     ("script", "selected"),
     [
         ("alignment", ["--losses", "kl", "--sources", "gold"]),
-        ("domains", []),
         ("ensembles", ["--settings", "span 4", "--sizes", "", "--members", "2", "--train-only"]),
         ("families", ["--families", "EAGLE-1", "--train-only"]),
         ("origins", ["--rows", "8 bits", "--steps", "3"]),

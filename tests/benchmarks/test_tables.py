@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from draftsmith.benchmarks import tables
-from draftsmith.benchmarks.common.markdown import lines_of
+from draftsmith.benchmarks.common.markdown import lines_of, run_of
 from draftsmith.benchmarks.common.records import FOLDER, Record, read_record, read_records, write_record
 from pydantic import ValidationError
 
@@ -55,6 +55,7 @@ def test_a_record_is_written_as_it_is_read(name: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again.json").read_text()) == json.loads((FOLDER / f"{name}.json").read_text())
 
 
+SCRIPTS = ("families.py --steps 1", "gone.py")
 WHOLE: dict[str, Any] = {
     "title": "A title",
     "origin": "measured",
@@ -114,6 +115,15 @@ def test_cells_with_intervals_seeds_and_nothing() -> None:
 def test_what_is_incomplete_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Record.model_validate(WHOLE | change)
+
+
+def test_a_command_whose_script_is_retired_is_no_command_to_run() -> None:
+    """The page shows it, and says where the script is."""
+    kept, gone = (Record.model_validate(WHOLE | {"command": f"python benchmarks/{name}"}) for name in SCRIPTS)
+    assert run_of(kept).startswith("```sh\n")
+    assert "script:" not in run_of(kept)
+    assert run_of(gone).startswith("```text\n")
+    assert "- script: no longer kept: it stands in the history at that commit" in run_of(gone)
 
 
 def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:

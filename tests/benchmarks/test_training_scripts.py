@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,9 @@ from draftsmith.benchmarks.common.records import Figure, read_record
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.folder import read_entry
 from draftsmith.drafters.model.early_exit import save_early_exit
-from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from helpers.benchmark_scripts import SCRIPTS
 
-RUNS = {"eagle3-tiny": "EAGLE-3", "dspark-tiny": "DSpark"}
 SMALL = {"data.limit_rows": "40", "data.sequence_length": "64"}
 
 
@@ -156,31 +153,6 @@ def test_another_ssm_behind_one_that_is_taken_as_it_stands(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_over_training_shows_what_each_measure_would_choose(tmp_path: Path) -> None:
-    printed = run(
-        "over_training.py",
-        "--out",
-        str(tmp_path),
-        "--rows",
-        "20",
-        "--steps",
-        "2",
-        "--every",
-        "1",
-        "--batch-rows",
-        "2",
-        "--prompts",
-        "1",
-    )
-    table = [line for line in printed.splitlines() if line.startswith("|")]
-    assert [line.split("|")[1].strip() for line in table[2:]] == ["1", "2"]
-    chosen = [line for line in printed.splitlines() if line.startswith("chosen by")]
-    assert len(chosen) == 4
-    best = max(float(line.split("|")[4]) for line in table[2:])
-    assert chosen[0].endswith(f"tau {best:.2f}")
-
-
-@pytest.mark.slow
 def test_merging_is_measured_for_every_size_and_temperature() -> None:
     printed = run(
         "merge_cost.py", "--prompts", "1", "--max-new-tokens", "6", "--members", "1", "2", "--draft-length", "2"
@@ -228,55 +200,7 @@ def test_origins_from_recipes_to_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_domains_of_rows_of_a_file(tmp_path: Path) -> None:
-    """Each row is in one split, also where a text holds what Python takes for the end of a line."""
-    words = []
-    for domain in ("sums", "tales"):
-        file = tmp_path / f"{domain}.jsonl"
-        rows = [
-            {"prompt": f"{domain} {n}\u2028?", "completion": f"It is {n * 7 % 13} of {domain}.\n"} for n in range(200)
-        ]
-        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        words += ["--domain", f"{domain}={file}"]
-    base = [
-        "loop.steps=1",
-        "data.limit_rows=40",
-        "loop.batch_rows=2",
-        "loop.micro_rows=2",
-        "loop.validate_rows=2",
-        "data.sequence_length=64",
-    ]
-    words += [word for value in base for word in ("--set", value)]
-    printed = run(
-        "domains.py",
-        "--out",
-        str(tmp_path / "out"),
-        *words,
-        "--steps",
-        "1",
-        "--limit",
-        "2",
-        "--max-new-tokens",
-        "4",
-        "--audit-tokens",
-        "500",
-        "--audit-sequences",
-        "10000",
-    )
-    assert "audit with an adapter: lossless" in printed
-    table = [line for line in printed.splitlines() if line.startswith("| sums |")]
-    assert len(table) == 4
-    for domain in ("sums", "tales"):
-        parts = [
-            {line["prompt"] for line in map(json.loads, path.read_text().split("\n")[:-1])}
-            for path in (tmp_path / "out" / "rows" / domain).glob("*.jsonl")
-        ]
-        assert len(parts) == 3
-        assert sum(map(len, parts)) == len(set().union(*parts))
-
-
-@pytest.mark.slow
-def test_curves_and_draft_policies_from_recipes_to_tables(tmp_path: Path) -> None:
+def test_curves_from_recipes_to_a_table(tmp_path: Path) -> None:
     values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     measured = ["--limit", "2", "--max-new-tokens", "12", "--audit-tokens", "500", "--audit-sequences", "10000"]
     record, chosen = tmp_path / "record.json", ["--families", "EAGLE-1,DSpark", "--lengths", "2,3"]
@@ -285,53 +209,6 @@ def test_curves_and_draft_policies_from_recipes_to_tables(tmp_path: Path) -> Non
     assert [row["family"] for row in made.rows] == ["EAGLE-1", "DSpark"] * 2
     assert {row["verdict"] for row in made.rows} == {"lossless"}
     assert all(row["seconds_3"] > 0 for row in made.rows)
-    drafter = tmp_path / "out" / "runs" / "dspark-tiny-3" / "drafter"
-    run("draft_policies.py", f"DSpark={drafter}", "--draws", "2", "--json", str(record), *measured)
-    ways = read_record(record).rows
-    assert len({row["way"] for row in ways}) == len(ways) == 5
-    assert {row["verdict"] for row in ways} == {"lossless"}
-
-
-@pytest.mark.slow
-def test_states_of_mtp_modules_from_recipes_to_a_table(tmp_path: Path) -> None:
-    """Each module is trained once a state and drafts with both; with the other one it drafts something else."""
-    values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    measured = ["--limit", "2", "--max-new-tokens", "12", "--audit-tokens", "500", "--audit-sequences", "10000"]
-    record = tmp_path / "record.json"
-    run("mtp_state.py", "--out", str(tmp_path), "--json", str(record), "--steps", "2", *measured, *values)
-    rows = read_record(record).rows
-    pairs = [(trained, drafts) for trained in ("behind", "before") for drafts in ("behind", "before")]
-    assert [(row["trained"], row["drafts"]) for row in rows] == pairs * 2
-    assert {row["verdict"] for row in rows} == {"lossless"}
-    assert [row["tau_less_default"] is None for row in rows[:4]] == [True, True, True, False]
-    assert [row["tau_less_own"] is None for row in rows[:4]] == [True, False, False, True]
-    for state in ("behind", "before"):
-        recipe = load_recipe(str(tmp_path / state / "runs" / "mtp-tiny-2" / "run.yaml")).recipe
-        assert recipe.mtp.state == state
-    own, other = (json.loads((tmp_path / f"before-{drafts}.json").read_text()) for drafts in ("before", "behind"))
-    assert own["run"] == other["run"]
-    assert own["sums"]["1"]["alpha_hat"] != other["sums"]["1"]["alpha_hat"]
-
-
-@pytest.mark.slow
-def test_first_drafts_of_runs_of_two_seeds(tmp_path: Path) -> None:
-    """From trained drafters to a table, the second less the first."""
-    values = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
-    for recipe, seed in product(RUNS, (0, 1)):
-        out = tmp_path / f"{recipe}-{seed}"
-        words = ["train", recipe, "--out", str(out), "--loop.steps", "2", "--loop.seed", str(seed)]
-        assert main([*words, *values, "--loop.validate_rows", "2", "--probe.prompts", "1"]) == 0
-    folders = {recipe: ",".join(str(tmp_path / f"{recipe}-{n}" / "drafter") for n in (0, 1)) for recipe in RUNS}
-    record = tmp_path / "record.json"
-    run("first_draft.py", *(f"{name}={folders[recipe]}" for recipe, name in RUNS.items()), "--json", str(record))
-    made = read_record(record)
-    assert [row["drafter"] for row in made.rows] == ["EAGLE-3", "DSpark"]
-    assert [row["steps"] for row in made.rows] == ["2", "2"]
-    assert made.seed_values == [0, 1]
-    for at in ("T0", "T1"):
-        mine, other = (row[f"alpha_{at}"] for row in made.rows)
-        assert made.rows[1][f"less_{at}"].value == pytest.approx(other.value - mine.value)
-        assert len(other.seeds) == 2
 
 
 @pytest.mark.slow

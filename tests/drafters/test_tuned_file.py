@@ -40,10 +40,10 @@ def test_a_flag_of_its_kind_turns_all_of_it_off(tmp_path: Path) -> None:
     ("values", "chain"),
     [
         ({"eval.draft_length": "3"}, True),
-        ({"eval.draft_length": "3", "drafter.eagle_tree": "chain", "drafter.tree": "default"}, True),
+        ({"eval.draft_length": "3", "drafter.eagle.tree": "chain", "drafter.tree": "default"}, True),
         ({"eval.draft_length": "3", "drafter.tree": "chain"}, True),
-        ({"drafter.medusa_nodes": "8", "drafter.tree": "default"}, False),
-        ({"eval.draft_length": "5", "drafter.eagle_tree": "dynamic", "drafter.eagle_nodes": "16"}, False),
+        ({"drafter.medusa.nodes": "8", "drafter.tree": "default"}, False),
+        ({"eval.draft_length": "5", "drafter.eagle.tree": "dynamic", "drafter.eagle.nodes": "16"}, False),
     ],
 )
 def test_which_settings_an_engine_can_have(values: dict[str, str], chain: bool, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from draftsmith.data.features.model_hash import weights_hash
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.decoding.backbone import cut as cutting
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -29,7 +30,6 @@ from draftsmith.trainers.loop.interruptions import name_the_silent
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.loop.setup import make_accelerator
 from draftsmith.trainers.packed import passes
-from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
 from helpers.weight_reads import counted_reads
 

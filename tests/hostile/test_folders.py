@@ -41,7 +41,7 @@ def words_of(case: Case, folder: Path, made: Path) -> list[str]:
     if case.base == "tree":
         words += ["--drafter.tree", str(folder / "tree.json")]
     if case.base == "datastore":
-        words += ["--method", "rest", "--drafter.rest_datastore", str(folder)]
+        words += ["--method", "rest", "--drafter.rest.datastore", str(folder)]
     return words
 
 

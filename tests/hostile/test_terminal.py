@@ -14,8 +14,8 @@ from draftsmith.launch.check.unread import foreign_sections
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.values import split_overrides
+from draftsmith.launch.requests import EvalRequest, GenerateRequest, TrainRequest
 from draftsmith.launch.screen import console, printable
-from draftsmith.launch.verbs import Eval, Generate, Train
 
 Captured = pytest.CaptureFixture[str]
 ESCAPE = "\x1b[31mred\x1b]0;title\x07"
@@ -129,11 +129,11 @@ def test_control_characters_among_the_words(word: str, capfd: Captured) -> None:
 @pytest.mark.parametrize(
     ("verb", "words", "found"),
     [
-        (Train, ["r", "--name", "x"], [("name", "x")]),
-        (Train, ["r", "--summary=a b"], [("summary", "a b")]),
-        (Train, ["r", "--method", "medusa"], [("method", "medusa")]),
-        (Eval, ["--method", "ngram", "--name", "x"], [("name", "x")]),
-        (Generate, ["--model", "x"], []),
+        (TrainRequest, ["r", "--name", "x"], [("name", "x")]),
+        (TrainRequest, ["r", "--summary=a b"], [("summary", "a b")]),
+        (TrainRequest, ["r", "--method", "medusa"], [("method", "medusa")]),
+        (EvalRequest, ["--method", "ngram", "--name", "x"], [("name", "x")]),
+        (GenerateRequest, ["--model", "x"], []),
     ],
 )
 def test_values_beside_the_sections(verb: type, words: list[str], found: list[tuple[str, str]]) -> None:

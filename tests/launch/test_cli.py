@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_help(verb: list[str], capfd: Captured) -> None:
     """Every verb explains itself on the standard output."""
     assert main([*verb, "--help"]) == 0
     message = capfd.readouterr()
-    about = verbs.VERBS[verb[0]].__doc__ if verb else cli._ABOUT
+    about = verbs.VERBS[verb[0]].request.__doc__ if verb else cli._ABOUT
     assert about is not None
     assert " ".join(about.split()[:3]) in message.out
     assert ("--section.field VALUE" in message.out) == (verb[:1] != [] and verb[0] in TAKES_VALUES)
@@ -130,7 +131,7 @@ def test_exit_codes(error: BaseException, code: int, monkeypatch: pytest.MonkeyP
     def fail(_self: object) -> None:
         raise error
 
-    monkeypatch.setattr(verbs.Ls, "run", fail)
+    monkeypatch.setitem(verbs.VERBS, "ls", replace(verbs.VERBS["ls"], run=fail))
     assert main(["ls"]) == code
     message = capfd.readouterr().err
     assert message.startswith("draftsmith: ")
@@ -268,7 +269,7 @@ def test_another_broken_pipe_is_a_fault(monkeypatch: pytest.MonkeyPatch, capfd: 
     def fail(_self: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr(verbs.Ls, "run", fail)
+    monkeypatch.setitem(verbs.VERBS, "ls", replace(verbs.VERBS["ls"], run=fail))
     assert main(["ls"]) == 5
     assert "unexpected BrokenPipeError" in capfd.readouterr().err
 

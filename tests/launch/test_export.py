@@ -164,7 +164,7 @@ def test_the_command_says_how_drafts_are_drawn(
     assert "draft_sample_method" not in message
 
 
-DYNAMIC = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", "drafter.temperature_factors": "[]"}
+DYNAMIC = {"drafter.eagle.tree": "dynamic", "drafter.tree": "default", "drafter.temperature_factors": "[]"}
 MEASURED = {"temperature": 0.0, "batch": 1, "processor": "here"}
 
 
@@ -181,7 +181,7 @@ def test_a_tuned_tree_becomes_the_engines_tree(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """SGLang expands one as EAGLE-2 does, and counts its nodes with the root."""
-    values = {**DYNAMIC, "eval.draft_length": depth, "drafter.eagle_nodes": asked}
+    values = {**DYNAMIC, "eval.draft_length": depth, "drafter.eagle.nodes": asked}
     write_tuned(eagle / "drafter", values, MEASURED)
     assert main(["export", str(eagle), "--format", "sglang"]) == 0
     (words,) = started(capfd.readouterr().out)
@@ -199,11 +199,11 @@ def test_where_an_engine_has_no_tree_it_is_said_what_is_written(
     """Whether the tree is of `tuned.json` or of the recipe."""
     whose = "the recipe has it"
     if tuned:
-        values = {**DYNAMIC, "eval.draft_length": "5", "drafter.eagle_nodes": "16"}
+        values = {**DYNAMIC, "eval.draft_length": "5", "drafter.eagle.nodes": "16"}
         write_tuned(eagle / "drafter", values, MEASURED)
         whose = "tuned for T = 0.0, batch 1, here: tree of 16 nodes, 5 deep"
     else:
-        (eagle / "run.yaml").write_text(load_recipe("eagle-tiny", [("drafter.eagle_tree", "dynamic")]).yaml())
+        (eagle / "run.yaml").write_text(load_recipe("eagle-tiny", [("drafter.eagle.tree", "dynamic")]).yaml())
     assert main(["export", str(eagle)]) == 0
     assert '"num_speculative_tokens": 4' in capfd.readouterr().out
     assert "vllm is started with a chain of 4, which is not tuned; left out is the tree that" in caplog.text
@@ -215,14 +215,14 @@ def test_a_tuned_tree_of_heads_is_not_dropped_in_silence(
 ) -> None:
     heads = MedusaHeads.for_target(target.model, heads=2, shared_head=True)
     run = run_folder(tmp_path, "medusa-tiny", heads, target)
-    write_tuned(run / "drafter", {"drafter.tree": "default", "drafter.medusa_nodes": "8"}, MEASURED)
+    write_tuned(run / "drafter", {"drafter.tree": "default", "drafter.medusa.nodes": "8"}, MEASURED)
     assert main(["export", str(run)]) == 0
     assert '"num_speculative_tokens": 2' in capfd.readouterr().out
     assert "vllm is started with a chain of 2, which is not tuned; left out is the tree" in caplog.text
 
 
-BLOCK = {"drafter.block_tree": "tree", "drafter.block_nodes": "6", "drafter.temperature_factors": "[]"}
-CUT = {"drafter.block_tree": "chain", "drafter.confidence": "0.4", "eval.draft_length": "2"}
+BLOCK = {"drafter.block.tree": "tree", "drafter.block.nodes": "6", "drafter.temperature_factors": "[]"}
+CUT = {"drafter.block.tree": "chain", "drafter.confidence": "0.4", "eval.draft_length": "2"}
 
 
 def test_a_setting_that_is_gone_is_one_message(target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +246,7 @@ def test_a_setting_that_is_gone_is_one_message(target: Any, tmp_path: Path, capf
     [
         (BLOCK, ["vllm is started with a chain of 3, which is not tuned; left out is the tree that the drafter has"]),
         (CUT, ["vllm drafts all 3 tokens: left out is drafter.confidence 0.4, which ends drafts in front of a slot"]),
-        ({"drafter.block_tree": "chain", "drafter.confidence": "0.0"}, []),
+        ({"drafter.block.tree": "chain", "drafter.confidence": "0.0"}, []),
     ],
 )
 def test_a_block_s_tree_and_its_doubt_are_not_dropped_in_silence(
@@ -268,7 +268,7 @@ def test_a_block_s_tree_and_its_doubt_are_not_dropped_in_silence(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "flags"), [("eagle-tiny", {"drafter.eagle_tree": "static"}), ("medusa-tiny", {}), ("eagle-tiny", {})]
+    ("recipe", "flags"), [("eagle-tiny", {"drafter.eagle.tree": "static"}), ("medusa-tiny", {}), ("eagle-tiny", {})]
 )
 def test_a_static_tree_is_named_too(
     recipe: str, flags: dict[str, str], target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -29,6 +29,7 @@ from draftsmith.decoding.backbone.hub import embedded_target, load_tokenizer
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.config import old_names
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.launch.cli import main
 from helpers.runs import killed_process
@@ -209,7 +210,9 @@ def test_a_drafter_drafts_as_it_was_tuned(
         said = "tuned for T = 0.0, batch 1, here: --eval.draft_length 2" in caplog.text
         caplog.clear()
         assert said is (name == "tuned")
-        assert manifest(tmp_path / name)["drafter"]["draft_length"] == (2 if said else 3)
+        drafted = manifest(tmp_path / name)["drafter"]
+        assert drafted["draft_length"] == (2 if said else 3)
+        assert drafted.keys() >= {"policy", *old_names()}, "a folder begun by an earlier version goes on"
         assert read(tmp_path / name) == read(greedy)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.config import DrafterConfig, LookupOptions
 from draftsmith.drafters.families import training_free
 from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.eval.audit.survey import WARPERS, survey, survey_table
@@ -23,14 +23,15 @@ from draftsmith.eval.report.tables import show
 from draftsmith.launch.cli import main, split_overrides
 from draftsmith.launch.measure.run import results_folder
 from draftsmith.launch.methods import SKELETON, need_draft
-from draftsmith.launch.verbs import Eval
+from draftsmith.launch.requests import EvalRequest
+from draftsmith.storage.identity import flat
 from helpers.runs import small_run
 from helpers.runs.small_flags import AUDIT
 from rich.console import Console
 
 Captured = pytest.CaptureFixture[str]
 SMALL = [*["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.sweep", "[]", "--eval.repeats", "1"], *AUDIT]
-NINE = ["--drafter.lookup_tokens", "9"]
+NINE = ["--drafter.lookup.tokens", "9"]
 TEXT = "def area(self):\n    return self.width * self.height\n"
 
 
@@ -81,7 +82,7 @@ def test_methods_without_a_drafter(places: dict[str, str], tmp_path: Path, capfd
     """No run, no drafter: a row and an audit for each; tables fit a terminal of 80 columns."""
     out = tmp_path / "a[b]" / ("long" * 20)  # no markup, and not cut in two
     names = ["prompt-lookup", "ngram", "lookahead"]
-    line = f"eval --target tiny --method {','.join(names)} --out {out} --drafter.ngram_documents 5"
+    line = f"eval --target tiny --method {','.join(names)} --out {out} --drafter.ngram.documents 5"
     assert run(line, places) == 0
     results_of(out, names)
     for name in names:
@@ -136,7 +137,7 @@ def test_results_say_what_was_measured(
     found = [(each["method"], each["path"]) for each in results["draft"]["loaded"]]
     assert found == [("draft model", drafter), ("adaptive draft", drafter)]
     assert {each["sha256"] for each in results["draft"]["loaded"]} == {drafter_hash(Path(drafter))}
-    own = DrafterConfig(lookup_tokens=9).model_dump(mode="json")
+    own = flat(DrafterConfig(lookup=LookupOptions(tokens=9)).model_dump(mode="json"))
     assert results["draft"]["settings"] == own
     train, again = map(shlex.split, results["repeat"])
     assert train == ["draftsmith", "train", f"{run_folder}/run.yaml", "--out", str(run_folder)]
@@ -146,7 +147,7 @@ def test_results_say_what_was_measured(
     assert again[0] == "draftsmith"
     assert main(again[1:]) == 0
     method = "trained,adaptive-draft,prompt-lookup"
-    assert asked[0][0] == Eval(run_folder, method=method, out=measured, samples=3)
+    assert asked[0][0] == EvalRequest(run_folder, method=method, out=measured, samples=3)
     assert asked[0][1] == split_overrides([*SMALL, *NINE])[1]
 
 
@@ -176,13 +177,13 @@ def test_a_folder_that_cannot_be_is_told_before_anything_is_loaded(
 
 def test_the_folder_of_a_pair_without_a_run() -> None:
     def where(**named: Any) -> str:
-        return str(results_folder(Eval(target="tiny", **named)))
+        return str(results_folder(EvalRequest(target="tiny", **named)))
 
     assert where(drafter="runs/k5/drafter") == "eval-k5-drafter"
     assert where(drafter="../int8/") == "eval-int8"
     assert where(method="prompt-lookup,ngram") == "eval-prompt-lookup-ngram"
     assert where(method="ngram", out=Path("there")) == "there"
-    assert str(results_folder(Eval(Path("runs/k5")))) == "runs/k5/eval"
+    assert str(results_folder(EvalRequest(Path("runs/k5")))) == "runs/k5/eval"
 
 
 def test_the_audit_leaves_an_adaptive_draft_its_longest(measured: Path) -> None:
@@ -209,8 +210,8 @@ def test_retrieval(places: dict[str, str], tmp_path: Path, capfd: Captured) -> N
     start, command = message[1].split(": draftsmith ")
     assert start == "next"
     line = command.replace("--method rest", "--method rest,llma")
-    line += f" --drafter.llma_references {{texts}} --out {tmp_path}"
-    assert run(line, places, "--drafter.llma_tokens", "10") == 0
+    line += f" --drafter.llma.references {{texts}} --out {tmp_path}"
+    assert run(line, places, "--drafter.llma.tokens", "10") == 0
     rows = results_of(tmp_path, ["rest", "llma"])
     assert all(row["mean_nodes"] > 1 for row in rows[:2])
 
@@ -309,11 +310,11 @@ REFUSED = [
     (TINY + "ngram," + SKELETON, "Run it alone"),
     (TINY + "trained", "--method trained needs a drafter: name its folder"),
     (TINY + "ngram,adaptive-draft", "needs a drafter"),
-    (TINY + "rest", "expected --drafter.rest_datastore FOLDER"),
-    (TINY + "rest --drafter.rest_datastore {run}", "is no datastore"),
-    (TINY + "rest --drafter.rest_datastore {other}", "tokenizer"),
-    (TINY + "llma", "expected --drafter.llma_references SOURCE"),
-    (TINY + "llma --drafter.llma_references none.jsonl", "there is no 'none.jsonl'"),
+    (TINY + "rest", "expected --drafter.rest.datastore FOLDER"),
+    (TINY + "rest --drafter.rest.datastore {run}", "is no datastore"),
+    (TINY + "rest --drafter.rest.datastore {other}", "tokenizer"),
+    (TINY + "llma", "expected --drafter.llma.references SOURCE"),
+    (TINY + "llma --drafter.llma.references none.jsonl", "there is no 'none.jsonl'"),
     (TINY + "prompt-lookup --eval.rule lossy", "eval.rule"),
     (TINY + "prompt-lookup --eval.rule lossy-lenient", "needs a chain drawn from a draft's distribution"),
     (TINY + "prompt-lookup --samples 2 --eval.temperatures [0]", "a temperature above 0"),

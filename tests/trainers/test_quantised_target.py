@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.data.features.model_hash import weights_hash
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import Eagle3Config, MedusaConfig
-from draftsmith.trainers.teacher.feature_cache import weights_hash
 from helpers.models.method_objectives import build
 
 OBJECTIVE = ObjectiveConfig(kl=1.0, ce=0.0, chunk=8)

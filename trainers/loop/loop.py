@@ -70,6 +70,8 @@ class RunOutcome:
     validation_loss: float
     """Mean over held-out rows; NaN when the run was finished before it was resumed."""
     best: dict[str, float] | None
+    skipped: int = 0
+    """Steps that were left out, as loss or gradient was not finite."""
 
 
 class Loop:
@@ -183,7 +185,7 @@ class Loop:
                     )
         if first == loop.steps:
             _log.info("the run was finished already, after step %d", first)
-        return RunOutcome(loop.steps, validation, self.best)
+        return RunOutcome(loop.steps, validation, self.best, self.steps.skipped)
 
     # ---- one step -------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ class Steps:
         sums = None
         while sums is None:
             sums = self.tried(step, batches, labels)
-        self.update(step, all_finite(self.accelerator, sums))
+        self.update(step, sums)
         return sums
 
     def seed(self, step: int) -> None:
@@ -163,25 +164,26 @@ class Steps:
 
     # ---- update ---------------------------------------------------------------------------
 
-    def update(self, step: int, is_finite: Tensor) -> None:
+    def update(self, step: int, sums: dict[str, Tensor]) -> None:
         """Clip and step; skip the step where something is not finite, and stop after too many such.
 
         Args:
-            is_finite: bool, a scalar: of the terms, over all processes.
+            sums: of all terms, in this process.
         """
+        is_finite = all_finite(self.accelerator, sums)
         if not uses_deepspeed(self.accelerator):
             norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.optimizer.clip)
             is_finite = is_finite & torch.isfinite(torch.as_tensor(norm, device=is_finite.device))
         if self.unread is None:
-            self.update_at_once(step, is_finite)
+            self.update_at_once(step, sums, is_finite)
         else:
             self.update_unread(is_finite, self.unread)
 
-    def update_at_once(self, step: int, is_finite: Tensor) -> None:
+    def update_at_once(self, step: int, sums: dict[str, Tensor], is_finite: Tensor) -> None:
         """Step or not, by what the host reads."""
         # DeepSpeed has stepped already, inside of the backward pass
         finite = has_stepped(self.wrapped) if uses_deepspeed(self.accelerator) else bool(is_finite)
-        self.count(step, finite=finite)
+        self.count(step, finite=finite, found="" if finite else _not_finite(sums))
         if finite and not uses_deepspeed(self.accelerator):
             for each in self.optimizers:
                 each.step()
@@ -216,18 +218,18 @@ class Steps:
         if found.left_out:
             _log.warning("%d steps up to step %d skipped: loss or gradient is not finite", found.left_out, done)
 
-    def count(self, step: int, *, finite: bool) -> None:
-        """Count a step that is skipped; TrainingFailed where too many are in a row."""
+    def count(self, step: int, *, finite: bool, found: str = "") -> None:
+        """Count a step that is skipped, in which `found`; TrainingFailed where too many are in a row."""
         self.bad_steps = 0 if finite else self.bad_steps + 1
         if self.bad_steps > self.loop.max_bad_steps:
-            raise self.too_many(f"step {step}", self.bad_steps)
+            raise self.too_many(f"step {step}", self.bad_steps, found)
         if not finite:
             self.skipped += 1
-            _log.warning("step %d skipped: loss or gradient is not finite", step)
+            _log.warning("step %d skipped: loss or gradient is not finite%s", step, f" ({found})" if found else "")
 
-    def too_many(self, when: str, row: int) -> TrainingFailed:
+    def too_many(self, when: str, row: int, found: str = "") -> TrainingFailed:
         return TrainingFailed(
-            f"{when}: {row} non-finite steps in a row (limit "
+            f"{when}: {row} non-finite steps in a row{f', in the last {found}' if found else ''} (limit "
             f"loop.max_bad_steps = {self.loop.max_bad_steps}). The weights are those before "
             "the first of them; lower optimizer.lr or set loop.precision to fp32"
         )
@@ -235,6 +237,13 @@ class Steps:
     def zero_grad(self) -> None:
         for each in self.optimizers:
             each.zero_grad()
+
+
+def _not_finite(sums: dict[str, Tensor]) -> str:
+    """What is not finite of a step, as this process sees it."""
+    values = {name: float(each) for name, each in sums.items()}
+    found = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
+    return " and ".join(found) or "the gradient is not"
 
 
 def cut(batch: Batch, rows: int) -> Iterator[Batch]:

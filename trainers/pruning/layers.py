@@ -23,6 +23,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
+from ...data.features.model_hash import model_hash
 from ...data.rows.packed import PackedRows
 from ...decoding.backbone.layers import with_layers
 from ...errors import DataError
@@ -32,7 +33,6 @@ from ..labels import labelled
 from ..loop.objective import Batch
 from ..loop.order import RowOrder
 from ..packed.passes import hidden_states
-from ..teacher.feature_cache import model_hash
 from .sizes import layers_kept, pruned_config
 from .width import cut_width
 

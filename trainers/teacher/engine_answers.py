@@ -20,6 +20,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from ...data.config import DataConfig
+from ...data.features.model_hash import model_hash
 from ...data.generate.continuations import SettingNames, Team, Wanted, Write, continuations, sample_tensors
 from ...data.rows.packed import PackedRows
 from ...data.rows.prepare import Prepared
@@ -28,7 +29,7 @@ from ...decoding.random import FOR_TRAINING, salted
 from ...errors import DraftsmithError
 from ..config import FeaturesConfig
 from .engine import EngineFeatures, agree
-from .feature_cache import asked_source, model_hash
+from .feature_cache import asked_source
 
 _FOLDER = "answers"
 _log = logging.getLogger(__name__)

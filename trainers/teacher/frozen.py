@@ -19,6 +19,7 @@ from torch import nn
 from ...data.rows.prepare import Prepared, prepare
 from ...decoding.backbone.backbone import Backbone, check_token_ids
 from ...decoding.backbone.cut import Cut, held_numbers, teams
+from ...decoding.backbone.hub import load_config
 from ...decoding.backbone.loading import load_target
 from ...decoding.backbone.quantised import quantisation_of
 from ...drafters.folder import save_heads
@@ -148,13 +149,22 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
             device=str(accelerator.device),
             trust_remote_code=target.trust_remote_code,
             quantization=target.quantization,
-            layers=KEPT_LAYERS if run.recipe.features.source == "engine" else None,
+            layers=_layers_here(run.recipe),
             cut=cut,
         )
         check_target(run.recipe, teacher.model)
     if cut is not None and accelerator.is_main_process:
         _say_what_is_held(teacher, target, accelerator.num_processes)
     return accelerator, teacher
+
+
+def _layers_here(recipe: Sections) -> int | None:
+    """How many of the target's first layers this process needs; None for all."""
+    if recipe.features.source != "engine":
+        return None
+    target = recipe.target
+    config = load_config(target.path, revision=target.revision, trust_remote_code=target.trust_remote_code)
+    return min(KEPT_LAYERS, int(config.get_text_config(decoder=True).num_hidden_layers))
 
 
 def _cut(target: TargetConfig, processes: int, *, bound: timedelta) -> Cut | None:

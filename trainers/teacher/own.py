@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.hidden_states import LAST
 from ...errors import RequestError
+from ..loop.feed import upload
 from ..loop.objective import Batch, Objective
 from ..loop.sharding import standalone
 from .features import OnlineFeatures
@@ -23,6 +24,8 @@ from .frozen import Save, freeze
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from ..loop.loop import TrainingRows
 
 Loss = Callable[[Any, Batch, tuple[Tensor, ...]], "Tensor | Mapping[str, Tensor]"]
 """(net, batch, states) -> the loss, summed over the labels of the batch; or sums by name, of which `loss` is
@@ -33,6 +36,11 @@ minimised.
 layer asked for. Every sum is divided by how many labels there are (`loss_mask`), or by the sum that is called
 "labels of NAME" where there is one.
 """
+
+_COMPARED_ROWS = 4
+"""Rows on which it is looked at whether the loss is a sum."""
+_ROUNDING = 1e-3
+"""What sums in low precision may differ by, of themselves."""
 
 
 class _Student(nn.Module):
@@ -64,6 +72,40 @@ def _check_sums(sums: Mapping[str, Any], found: object, *, learns: bool) -> None
         raise RequestError(
             f"the loss ({type(found).__name__}) does not depend on any weight of the net that is trained: nothing "
             "would be learnt; compute it from what net(...) returns, without detach() or no_grad()"
+        )
+
+
+def check_adds_up(objective: OwnObjective, rows: TrainingRows) -> None:
+    """Raise RequestError for a loss that is a mean, which the loop would divide by the labels once more.
+
+    A sum over rows is what the sums over two halves of them make together; a mean lies between those of the halves.
+    Both are asked of the net as it decodes, without what it draws in training.
+    """
+    few = list(range(min(_COMPARED_ROWS, len(rows))))
+    if len(few) < 2:
+        return
+    module, device = objective.module, next(objective.module.parameters()).device
+    was = module.training
+    module.eval()
+    try:
+        parts = [upload(rows.batch(part), device) for part in (few, few[::2], few[1::2])]
+        whole, *halves = [module(batch, objective.prepare(batch))[1] for batch in parts]
+    finally:
+        module.train(was)
+    for name in sorted(whole.keys() & halves[0].keys() & halves[1].keys(), key=lambda each: each != "loss"):
+        _check_is_sum(name, float(whole[name]), [float(half[name]) for half in halves])
+
+
+def _check_is_sum(name: str, whole: float, halves: Sequence[float]) -> None:
+    """Raise RequestError where a value over all rows is not its halves' sum, and lies between them."""
+    together, slack = sum(halves), _ROUNDING * (abs(whole) + sum(map(abs, halves)))
+    is_between = min(halves) - slack <= whole <= max(halves) + slack
+    if is_between and abs(whole - together) > slack:
+        raise RequestError(
+            f"the loss function returned {whole:.4g} as {name!r} of {_COMPARED_ROWS} rows, {halves[0]:.4g} of the one "
+            f"half of them and {halves[1]:.4g} of the other: that is a mean; expected a sum over the labels, as of "
+            'cross_entropy(..., reduction="sum"), which makes the halves add up to the whole. The loop divides it by '
+            f'their number ("labels of {name}" in the returned dict, where it is not that of all labels)'
         )
 
 

@@ -76,7 +76,7 @@ def _misfit_on_cpu(model: Any, name: str) -> str | None:
         return f"layers of {name} are not known to it on a CPU"
     if model.config._attn_implementation != NAME:
         return f"it attends by {model.config._attn_implementation}"
-    return None if model.dtype == torch.float32 else f"its weights are in {model.dtype}"
+    return None if model.dtype in (torch.float32, torch.bfloat16) else f"its weights are in {model.dtype}"
 
 
 def _misfit_anywhere(decoder: Any) -> str | None:

@@ -1,6 +1,7 @@
-"""A layer on a CPU in fp32: cheaper kernels, and stacked projections where the model is small and frozen.
+"""A layer on a CPU: cheaper kernels, and stacked projections where the model is frozen.
 
-A norm takes four kernels in place of seven. Read next: `../stacked.py`.
+In fp32 a norm takes four kernels in place of seven; in bf16 every number is that of the model's own forward, to the
+bit. Read next: `../stacked.py`.
 
 Shapes: B rows, N new tokens, H hidden, Q query heads, G key-value heads, D head size.
 """
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..attention import attend_by_groups, goes_by_groups
 from ..kv_cache import KVCache
 from ..stacked import Stack, Stacked
 from ..windows import Masks
@@ -30,7 +32,7 @@ class OnCpu:
         self._turn = turn_of(*self._model.model.rotary_emb(hidden_BNH, positions_BN))
         assert not isinstance(mask, dict), "layers of a kind take one mask"
         if mask is not None:  # as numbers once: each layer's attention would make them of it
-            mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+            mask = torch.zeros(mask.shape, dtype=hidden_BNH.dtype).masked_fill_(~mask, -torch.inf)
         self._mask, self._kv_cache = mask, kv_cache
 
     def enter(self, hidden: Tensor, out: Tensor | None, post_norm: Any, norm: Any) -> tuple[Tensor, Tensor]:
@@ -47,19 +49,20 @@ class OnCpu:
         heads = turned(heads.transpose(1, 2), self._turn)
         G = value.shape[2]
         keys, values = self._kv_cache.update(heads[:, -G:], value.transpose(1, 2), index)
-        out = F.scaled_dot_product_attention(
-            heads[:, :-G],
-            keys,
-            values,
-            attn_mask=self._mask,
-            scale=attention.scaling,
-            enable_gqa=True,
-            # without a mask: one token that sees all, or a prompt in an empty row
-            is_causal=self._mask is None and N > 1,
-        )
+        out = self._attended(heads[:, :-G], keys, values, attention.scaling)
         project = attention.o_proj if stacked is None else stacked.out
         out_BNH: Tensor = project(out.transpose(1, 2).reshape(B, N, -1))
         return out_BNH
+
+    def _attended(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        N = query.shape[2]
+        if (self._mask is not None or N == 1) and goes_by_groups(query):
+            return attend_by_groups(query, keys, values, self._mask, scale=scale)
+        # without a mask: one token that sees all, or a prompt in an empty row
+        causal = self._mask is None and N > 1
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=self._mask, scale=scale, enable_gqa=True, is_causal=causal
+        )
 
     def feed_forward(self, layer: Any, index: int, normed: Tensor) -> Tensor:
         mlp, stacked = layer.mlp, self._stacked(index)
@@ -107,7 +110,10 @@ def turn_of(cos_BND: Tensor, sin_BND: Tensor) -> tuple[Tensor, Tensor]:
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary position embedding: halves turned against each other (Su et al. 2021)."""
     left, right = x.chunk(2, dim=-1)
-    return torch.addcmul(x * turn[0], torch.cat((right, left), -1), turn[1])
+    if x.dtype == torch.float32:
+        return torch.addcmul(x * turn[0], torch.cat((right, left), -1), turn[1])
+    # two roundings, as the model's own
+    return (x * turn[0]).add_(torch.cat((right, left), -1).mul_(turn[1]))
 
 
 def _rms(x: Tensor, norm: Any) -> Tensor:
@@ -115,10 +121,14 @@ def _rms(x: Tensor, norm: Any) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, as sqrt(n) x / hypot(|x|, sqrt(n eps)), which takes fewer kernels.
+    """x / sqrt(mean(x^2) + eps) * weight on a CPU, in fp32 as sqrt(n) x / hypot(|x|, sqrt(n eps)): fewer kernels.
 
-    On a CPU in fp32.
+    In half precision step by step as the model's own norm, so that no number is rounded otherwise.
     """
+    if x.dtype != torch.float32:
+        precise = x.float()
+        scale = torch.rsqrt(precise.pow(2).mean(-1, keepdim=True) + eps)
+        return precise.mul_(scale).to(x.dtype).mul_(weight)
     size = x.shape[-1]
     zero, least = _constants(size, eps)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
-import draftsmith
 import pytest
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.prepare import prepare
 from draftsmith.data.rows.raw import BadRow
-from draftsmith.data.rows.sandbox import bounded
-from draftsmith.data.rows.templates import named_template, render_chat
+from draftsmith.data.rows.shapes import Chat
+from draftsmith.data.rows.templates import ChatTemplate, named_template, render_chat
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
+from helpers.models.chat_templates import KINDS
 from helpers.reliability_tally import tally
 from transformers import PreTrainedTokenizerFast
 
@@ -108,16 +106,83 @@ def test_the_command_line_says_it_in_one_message(
     assert "unexpected" not in message
 
 
-def test_without_its_place_in_transformers_nothing_is_rendered(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bound that cannot be set is no reason to go on without one."""
-    project = tomllib.loads((Path(draftsmith.__file__).parent / "pyproject.toml").read_text(encoding="utf-8"))
-    needed = next(each for each in project["project"]["dependencies"] if each.startswith("transformers"))
-    monkeypatch.setattr(bounded, "_bound_templates", bounded._bound_templates.__wrapped__)  # as in a new process
-    monkeypatch.delattr("transformers.utils.chat_template_utils._compile_jinja_template")
-    with pytest.raises(RequestError, match=re.escape(needed)):
-        render_chat(tokenizer, CHAT, answer_next=False)
+def test_nothing_of_the_process_is_replaced(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A notebook that uses transformers, or Jinja, beside it finds the same functions, classes and filters."""
+    from jinja2 import defaults, sandbox
+    from transformers.utils import chat_template_utils
+
+    def found() -> list[dict[str, object]]:
+        classes = (sandbox.ImmutableSandboxedEnvironment, sandbox.SandboxedEnvironment, PreTrainedTokenizerFast)
+        return [dict(vars(each)) for each in (chat_template_utils, sandbox, *classes)] + [
+            dict(defaults.DEFAULT_FILTERS),
+            dict(defaults.DEFAULT_NAMESPACE),
+        ]
+
+    before = found()
+    assert isinstance(ChatTemplate(tokenizer, None).write(Chat(CHAT)), str)
+    render_chat(tokenizer, CHAT, answer_next=True, template="{{ strftime_now('%Y') }}{{ messages|tojson }}")
+    after = found()
+    changed = [name for old, new in zip(before, after, strict=True) for name in new if old.get(name) is not new[name]]
+    assert changed == []
+    theirs = tokenizer.apply_chat_template(CHAT, tokenize=False, chat_template="{{ 'a' * 2000000 }}")
+    assert len(theirs) == 2_000_000
+
+
+# what a template might do with what it is given, or put in the place of what Python looks up
+ESCAPES = {
+    "changes a message by the method of its class": ("{{ dict.update(messages[0], {'role': 'x'}) }}", "update"),
+    "a list that is changed": ("{{ messages.append(1) }}", "unsafe"),
+    "a namespace with a name that Python reads": ("{% set kept = namespace(__class__=1) %}", "no such name|takes no"),
+    "such a name, set later": ("{% set kept = namespace() %}{% set kept._it = 1 %}", "takes no name"),
+    "a range joined by a long text": ("{{ range(99999)|join('x' * 900000) }}", "would make"),
+    "an iteration joined by one": ("{{ range(99999)|map(attribute='a')|join('x' * 900000) }}", "would make"),
+    "the same by a method": ("{{ ('x' * 900000).join(range(99999)|map(attribute='a')) }}", "would make"),
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_templates_change_nothing_that_they_are_given(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    template, reason = ESCAPES[name]
+    chat = [dict(each) for each in CHAT]
+    with pytest.raises(BadRow, match=reason):
+        render_chat(tokenizer, chat, answer_next=False, template=template)
+    assert chat == CHAT
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_chats_are_those_of_transformers(name: str) -> None:
+    """Of every kind of template; bounds and marks change no character."""
+    kind = KINDS[name]
+    tokenizer = kind.tokenizer()
+    for answer_next, messages in ((False, kind.messages), (True, kind.messages[:1])):
+        values = {"tools": kind.tools, "add_generation_prompt": answer_next, **(kind.values or {})}
+        try:
+            theirs = tokenizer.apply_chat_template(messages, tokenize=False, **values)
+        except Exception:  # noqa: BLE001 - a template may take calls as texts alone
+            theirs = None
+        ours = (
+            None
+            if theirs is None
+            else render_chat(tokenizer, messages, answer_next=answer_next, tools=kind.tools, values=kind.values)
+        )
+        assert ours == theirs
+    assert len(render_chat(tokenizer, kind.messages[:1], answer_next=True, tools=kind.tools)) > 5
+
+
+def test_marks_are_those_of_transformers(tokenizer: PreTrainedTokenizerFast) -> None:
+    """In a loop, in a macro, empty, and beside text that spells something like a mark."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}."
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}{% generation %}{% endgeneration %}"
+    )
+    chat = [*CHAT, {"role": "user", "content": "\ufdd0 generation"}, CHAT[1]]
+    (text,), (spans,) = render_jinja_template([chat], chat_template=source, return_assistant_tokens_mask=True)
+    template = ChatTemplate(tokenizer, None)
+    template.override = source
+    assert template.marks(Chat(chat), chat, text) == spans
+    assert [text[start:end] for start, end in spans] == ["yes.", "yes.", ""]
 
 
 def test_texts_need_no_template(tmp_path: Path) -> None:

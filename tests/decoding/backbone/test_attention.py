@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import make_target
-from draftsmith.decoding.backbone.attention import NAME, use_grouped_attention
+from draftsmith.decoding.backbone.attention import NAME, attend_by_groups, goes_by_groups, use_grouped_attention
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -28,3 +29,33 @@ def test_other_implementations_stay() -> None:
     model.set_attn_implementation("eager")
     use_grouped_attention(model)
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("heads", "shared"), [(6, 2), (4, 4), (6, 1)])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_heads_of_a_group_as_tokens_are_the_same_to_the_bit(
+    tokens: int, heads: int, shared: int, masked: bool
+) -> None:
+    torch.manual_seed(0)
+    query, keys, values = (
+        torch.randn(2, count, length, 16).bfloat16() for count, length in ((heads, tokens), (shared, 40), (shared, 40))
+    )
+    mask = None
+    if masked:
+        hidden = torch.rand(2, 1, tokens, 40) < 0.5
+        hidden[..., 0] = False
+        mask = torch.zeros(2, 1, tokens, 40, dtype=torch.bfloat16).masked_fill(hidden, -torch.inf)
+    with torch.no_grad():
+        assert goes_by_groups(query)
+        got = attend_by_groups(query, keys, values, mask, scale=0.3)
+        expected = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True)
+    assert torch.equal(got, expected)
+
+
+def test_what_trains_or_reads_a_prompt_does_not_go_by_groups() -> None:
+    one = torch.randn(1, 2, 1, 8).bfloat16()
+    assert not goes_by_groups(one)
+    with torch.no_grad():
+        assert not goes_by_groups(one.float())
+        assert not goes_by_groups(torch.randn(1, 2, 17, 8).bfloat16())

@@ -25,6 +25,7 @@ from draftsmith.decoding.backbone.kv_cache import KVCache
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.backbone.stacked import can_stack
 from draftsmith.decoding.backbone.windows import Window, Windows
+from draftsmith.decoding.devices import multiplies_bf16
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree.tree import Tree, chain
@@ -516,6 +517,21 @@ def test_the_lean_forward_is_the_models_own(family: str, stacked: bool) -> None:
         rounding = (own - exact).abs().max()
         assert (lean - exact).abs().max() <= 2 * rounding
         torch.testing.assert_close(lean, own, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_the_lean_forward_in_bf16_is_the_models_own_to_the_bit(family: str, biased: bool) -> None:
+    settings = FAMILIES[family] | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    if biased and family != "qwen2":  # which has biases of its own
+        settings["attention_bias"] = True
+    model = random_model(family, **settings).to(torch.bfloat16).requires_grad_(False)
+    use_grouped_attention(model)
+    lean, own = Backbone(model, name="lean"), Backbone(model, name="own")
+    own.lean = False
+    for got, expected in zip(prompt_and_tree(lean), prompt_and_tree(own), strict=True):
+        assert torch.equal(got, expected)
+    assert (lean._stacked is not None) == multiplies_bf16()
 
 
 def prompt_and_tree(target: Backbone) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftsmith.decoding import devices
 from draftsmith.decoding.backbone import stacked
-from draftsmith.decoding.backbone.stacked import FusedLinear, SharedInputLinears
+from draftsmith.decoding.backbone.stacked import FusedLinear, PackedLinear, SharedInputLinears, as_one
 from torch import Tensor, nn
 
 
@@ -110,15 +110,54 @@ def test_training_has_its_gradients() -> None:
     assert owner.both._joined is None
 
 
-def test_half_precision_and_autocast_are_the_layers_own() -> None:
+def test_autocast_is_the_layers_own() -> None:
     owner = Owner()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         assert owner.both(given())[0].dtype == torch.bfloat16
     assert owner.both._joined is None
-    half = Owner().to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_is_one_product_where_the_processor_multiplies_it(
+    kind: torch.dtype, multiplies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacked, "multiplies_bf16", lambda: multiplies)
+    half = Owner().to(kind)
     with torch.inference_mode():
-        assert half.both(given().bfloat16())[0].dtype == torch.bfloat16
-    assert half.both._joined is None
+        for mine, other in zip(half.both(given().to(kind)), half.apart(given().to(kind)), strict=True):
+            assert torch.equal(mine, other)
+    assert (half.both._joined is not None) == (multiplies and kind == torch.bfloat16)
+
+
+def test_layers_of_two_types_are_apart() -> None:
+    mixed = Owner()
+    mixed.two.to(torch.bfloat16)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="same dtype"):
+        mixed.both(given())
+    assert mixed.both._joined is None
+
+
+@pytest.mark.skipif(not devices.multiplies_bf16(), reason="this processor does not multiply bf16")
+@pytest.mark.parametrize("rows", [1, 2, 5, 32, 64, 80])
+@pytest.mark.parametrize("bias", [True, False])
+def test_in_bf16_the_layout_changes_no_bit(bias: bool, rows: int) -> None:
+    layers = [wide(outputs, bias=bias).to(torch.bfloat16) for outputs in (333, 2600)]
+    joined = as_one(layers, small=True)
+    assert isinstance(joined, PackedLinear)
+    x = torch.randn(1, rows, 208, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    with torch.inference_mode():
+        assert torch.equal(joined(x), torch.cat([layer(x) for layer in layers], -1))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 80])
+def test_a_large_model_has_one_copy(rows: int) -> None:
+    layers = [wide(outputs, bias=True) for outputs in (333, 2600)]
+    joined = as_one(layers, small=False)
+    assert isinstance(joined, PackedLinear if torch.backends.mkldnn.is_available() else FusedLinear)
+    x = torch.randn(1, rows, 208, generator=torch.Generator().manual_seed(rows))
+    with torch.inference_mode():
+        torch.testing.assert_close(joined(x), torch.cat([layer(x) for layer in layers], -1))
 
 
 def wide(outputs: int, *, bias: bool, inputs: int = 208) -> nn.Linear:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.data.features.model_hash import weights_hash
 from draftsmith.decoding.backbone import quantised
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.hidden_states import LAST
@@ -22,7 +23,6 @@ from draftsmith.drafters.projection import Projection, check_logits
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
-from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import OnlineFeatures
 from torch import nn
 from transformers import LlamaConfig

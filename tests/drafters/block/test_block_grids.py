@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import make_target
+from draftsmith.config import changed
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.block.family import _drafting as drafting
@@ -30,11 +31,11 @@ def test_every_setting_that_suits_a_drafter_drafts(family: str, temperature: flo
         for size in (grid.sizes[0], grid.sizes[-1]):
             values = grid.values(size)
             own: dict[str, Any] = {
-                name.removeprefix("drafter."): json.loads(value) if value.startswith("[") else value
+                name.removeprefix("drafter.").replace(".", "_"): json.loads(value) if value.startswith("[") else value
                 for name, value in values.items()
                 if name.startswith("drafter.")
             }
-            drafter = drafting(net, target, int(values["eval.draft_length"]), DrafterConfig.model_validate(own))
+            drafter = drafting(net, target, int(values["eval.draft_length"]), changed(DrafterConfig(), own))
             done = generate(target, drafter, [[1, 2, 3]], warper=Warper(temperature), max_new_tokens=8)
             assert len(done.tokens[0]) == 8
             assert drafter.nodes <= (size + 1 if grid.chain else size)
@@ -46,8 +47,8 @@ def test_what_does_not_suit_is_left_out() -> None:
     """A block of one draft has no tree, few candidates no four children, and no head no confidence."""
     settings: dict[str, Any] = {"size": 5, "layout": "fill-in", "confidence": False}
     cases = {
-        "dflash": (settings | {"size": 2}, ["drafter.block_nodes"]),
-        "dflash2": (settings | {"candidates": 3}, ["drafter.block_nodes"]),
+        "dflash": (settings | {"size": 2}, ["drafter.block.nodes"]),
+        "dflash2": (settings | {"candidates": 3}, ["drafter.block.nodes"]),
         "dspark": (settings, ["eval.draft_length"]),
     }
     for family, (own, left_out) in cases.items():

@@ -196,5 +196,5 @@ def test_sizes_that_no_network_can_have_are_refused(target: Backbone) -> None:
     for wrong in ({"rank": 0}, {"candidates": 62}, {"group": 7}):
         with pytest.raises(ValueError, match=r"rank|candidates|groups"):
             DFlash2Net.for_target(target.model, **SIZES, **(OWN | wrong))
-    with pytest.raises(RequestError, match="drafter.block_children is 6, and the drafter chooses among 5"):
+    with pytest.raises(RequestError, match="drafter.block.children is 6, and the drafter chooses among 5"):
         check_tree(6, 5)

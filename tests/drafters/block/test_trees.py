@@ -131,9 +131,9 @@ def test_a_grown_tree_ranks_children_behind_their_parents(family: str, target: B
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"tree": TreeShape(50, 2)}, "drafter.block_nodes is 50, .* has 2 to 11 nodes"),
+        ({"tree": TreeShape(50, 2)}, "drafter.block.nodes is 50, .* has 2 to 11 nodes"),
         ({"tree": TreeShape(4, 2), "factors": [0.5]}, "a tree of the likeliest tokens draws nothing"),
-        ({"tree": TreeShape(4, 2), "least": 0.5}, "which ends chains, and drafter.block_tree is tree"),
+        ({"tree": TreeShape(4, 2), "least": 0.5}, "which ends chains, and drafter.block.tree is tree"),
     ],
 )
 def test_what_no_tree_can_be(settings: dict[str, Any], reason: str, target: Backbone) -> None:

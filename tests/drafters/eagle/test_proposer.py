@@ -170,7 +170,8 @@ def path_to(proposal: Proposal, row: int, node: int) -> list[int]:
 def test_every_declared_distribution_is_that_of_an_unrolled_network(
     kind: str, warper: Warper, static: bool, net: AnyNet, target: Backbone
 ) -> None:
-    drafter = watched(net, target, kind)
+    # so deep that a drafted pair stands behind two drafted ones
+    drafter = watched(net, target, kind, paths=[*PATHS, (0, 1, 0, 0)])
     generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=12, static=static)
     assert len(drafter.seen) > 2
     for texts, proposal, _ in drafter.seen:

@@ -215,5 +215,5 @@ def test_what_cannot_stand_beside_it_is_refused(target: Backbone) -> None:
     ensemble = join([make_drafter(target, seed=1), make_drafter(target, seed=2)])
     with pytest.raises(RequestError, match="family 'ensemble' has no way for that"):
         beside(ensemble, SuffixDecoding())
-    with pytest.raises(RequestError, match="leave drafter.suffix_nodes out"):
+    with pytest.raises(RequestError, match="leave drafter.suffix.nodes out"):
         beside(make_drafter(target), SuffixDecoding(nodes=5))

@@ -406,7 +406,7 @@ def test_a_draft_takes_no_more_work_in_a_longer_text() -> None:
     [
         (
             {"draft_length": 0},
-            "draft_length is 0: input should be greater than or equal to 1, as drafter.suffix_tokens",
+            "draft_length is 0: input should be greater than or equal to 1, as drafter.suffix.tokens",
         ),
         ({"nodes": -3}, "nodes is -3: input should be greater than or equal to 2"),
         ({"factor": float("nan")}, "factor is nan: input should be"),

@@ -10,10 +10,10 @@ from draftsmith.drafters.grids import LLMA, NGRAM, PROMPT_LOOKUP
 from draftsmith.drafters.temperatures import FACTORS
 from draftsmith.eval.tune.settings import in_words
 
-CHAIN = {"drafter.eagle_tree": "chain", "drafter.tree": "default"}
-BLOCK = {"drafter.block_tree": "chain", "drafter.policy": "sample", "eval.draft_length": "4"}
-BLOCK_TREE = {"drafter.block_tree": "tree", "drafter.block_children": "4", "eval.draft_length": "8"}
-DYNAMIC = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", FACTORS: "[]"}
+CHAIN = {"drafter.eagle.tree": "chain", "drafter.tree": "default"}
+BLOCK = {"drafter.block.tree": "chain", "drafter.policy": "sample", "eval.draft_length": "4"}
+BLOCK_TREE = {"drafter.block.tree": "tree", "drafter.block.children": "4", "eval.draft_length": "8"}
+DYNAMIC = {"drafter.eagle.tree": "dynamic", "drafter.tree": "default", FACTORS: "[]"}
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,15 @@ DYNAMIC = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", FACTORS: 
         ({"drafter.policy": "argmax", "eval.draft_length": "3"}, "chain of 3, likeliest tokens"),
         ({"eval.draft_length": "2", FACTORS: json.dumps([0.9, 1.1])}, "chain of 2, drawn at 0.9 and 1.1 times"),
         ({"eval.draft_length": "1", FACTORS: "[0.9]"}, "chain of 1, drawn at 0.9 times the temperature"),
-        ({**DYNAMIC, "eval.draft_length": "5", "drafter.eagle_nodes": "16"}, "tree of 16 nodes, 5 deep"),
-        ({"drafter.tree": "default", "drafter.medusa_nodes": "8"}, "tree of 8 nodes"),
+        ({**DYNAMIC, "eval.draft_length": "5", "drafter.eagle.nodes": "16"}, "tree of 16 nodes, 5 deep"),
+        ({"drafter.tree": "default", "drafter.medusa.nodes": "8"}, "tree of 8 nodes"),
         ({"drafter.tree": "chain", "eval.draft_length": "2"}, "chain of 2"),
         ({**BLOCK, "drafter.confidence": "0.0"}, "chain of 4"),
         ({**BLOCK, "drafter.confidence": "0.4"}, "chain of 4, cut below confidence 0.4"),
-        ({**BLOCK_TREE, "drafter.block_nodes": "6"}, "tree of 6 nodes, 8 deep, 4 children a node"),
-        ({"drafter.lookup_tokens": "1"}, "copies at most 1 token"),
-        ({"drafter.lookup_tokens": "6"}, "copies at most 6 tokens"),
-        ({"drafter.rest_nodes": "6"}, "rest nodes 6"),  # nobody has found words for it
+        ({**BLOCK_TREE, "drafter.block.nodes": "6"}, "tree of 6 nodes, 8 deep, 4 children a node"),
+        ({"drafter.lookup.tokens": "1"}, "copies at most 1 token"),
+        ({"drafter.lookup.tokens": "6"}, "copies at most 6 tokens"),
+        ({"drafter.rest.nodes": "6"}, "rest nodes 6"),  # nobody has found words for it
         ({}, ""),
     ],
 )

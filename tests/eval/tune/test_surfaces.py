@@ -46,7 +46,7 @@ def test_sizes_are_the_predictions(target: Backbone) -> None:
     grids = (
         Grid("eval.draft_length", (1, 2, 3), fixed={"drafter.policy": "sample"}),
         Grid("eval.draft_length", (1, 2, 3), fixed={"drafter.policy": "argmax"}, sampled=True),
-        Grid("drafter.medusa_nodes", (2, 4, 8), chain=False),
+        Grid("drafter.medusa.nodes", (2, 4, 8), chain=False),
     )
     contender = Contender("m", "M", grids, True, lambda _: make_drafter(target))
     settings = [(grid, size) for grid in grids for size in grid.sizes]

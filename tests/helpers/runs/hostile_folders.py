@@ -377,7 +377,7 @@ CASES = [
     ),
     *_cases(
         "medusa",
-        a_setting_that_is_a_path=tuned(**{"drafter.rest_datastore": "/elsewhere"}),
+        a_setting_that_is_a_path=tuned(**{"drafter.rest.datastore": "/elsewhere"}),
         a_setting_of_the_run=tuned(**{"target.trust_remote_code": "true"}),
         a_length_of_a_thousand_digits=tuned(**{"eval.draft_length": "9" * 5_000}),
         a_setting_that_a_terminal_obeys=tuned(**{"drafter.policy": "\x1b[31m"}),

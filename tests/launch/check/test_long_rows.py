@@ -63,8 +63,9 @@ def test_a_token_takes_the_same_and_the_estimate_says_so(method: str) -> None:
 def test_with_a_mask_it_would_grow(method: str) -> None:
     """Rows up to the limit have one, and are counted with it."""
     masks = {
-        tokens: recipe_of(method, tokens).record.mask(recipe_of(method, tokens)) for tokens in (512, 1024, MASKED)
+        tokens: recipe_of(method, tokens).record.memory.mask(recipe_of(method, tokens))
+        for tokens in (512, 1024, MASKED)
     }
     assert masks[1024] == pytest.approx(2 * masks[512], rel=0.1)
     assert masks[MASKED] == pytest.approx(2 * masks[1024], rel=0.1)
-    assert recipe_of(method, MASKED + 1).record.mask(recipe_of(method, MASKED + 1)) == 0
+    assert recipe_of(method, MASKED + 1).record.memory.mask(recipe_of(method, MASKED + 1)) == 0

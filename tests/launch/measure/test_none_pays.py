@@ -71,7 +71,7 @@ def test_eval_measures_the_drafter_as_the_recipe_has_it(run: Path, capfd: pytest
     assert main(["eval", str(run), *few.split()]) == 0
     assert f"{FOUND}what is measured here drafts all the same, as the recipe has it" in capfd.readouterr().out
     results = json.loads((run / "eval" / "results.json").read_text())
-    assert results["rows"][0]["nodes"] == 20  # medusa_nodes of the recipe
+    assert results["rows"][0]["nodes"] == 20  # medusa.nodes of the recipe
     jsonschema.Draft202012Validator(schema()).validate(results)
     fingerprint = results["target"]["sha256"]
     assert fingerprint == drafter_hash(Path(SHALLOW))

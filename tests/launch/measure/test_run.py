@@ -22,7 +22,7 @@ from draftsmith.launch import quickstart
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure import run
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.launch.verbs import Audit, Eval
+from draftsmith.launch.requests import AuditRequest, EvalRequest
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from rich.console import Console
@@ -94,7 +94,7 @@ def test_a_prompt_is_tokenised_once_however_many_methods(
 
     monkeypatch.setattr(run, "evaluate", evaluate)
     run.run_eval(
-        Eval(target="tiny", out=tmp_path),
+        EvalRequest(target="tiny", out=tmp_path),
         [],
         Console(file=io.StringIO(), width=80),
         named=SimpleNamespace(tuned=Tuned({}), drafter=None),  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_the_audit_alone_decodes_no_answers(
 ) -> None:
     console = Console(file=io.StringIO(), width=80)
     assert not run.run_audit(
-        Audit(target="tiny", out=tmp_path), [], console, named=SimpleNamespace(tuned=Tuned({}), drafter=None)
+        AuditRequest(target="tiny", out=tmp_path), [], console, named=SimpleNamespace(tuned=Tuned({}), drafter=None)
     )  # type: ignore[arg-type]
     assert tokenised == {"where": 1, "lazy": 1, "quick": 1, "brown": 1}
     assert [len(ids) for _, ids in audited] == [3, 3]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.tree.build import tree_of_paths
-from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.config import DrafterConfig, EagleOptions
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import default_paths
@@ -98,10 +98,10 @@ def test_the_fastest_size_of_eagles_tree(runs: Path, tmp_path: Path, capsys: pyt
     assert content["speed"]["predicted"] > 0
     paths = read_tree(out)
     assert all((*path[:-1], path[-1] - 1) in paths for path in paths if path[-1])
-    target, config = load_target("tiny"), DrafterConfig(tree=str(out), eagle_tree="static")
+    target, config = load_target("tiny"), DrafterConfig(tree=str(out), eagle=EagleOptions(tree="static"))
     drafter = load_drafter(runs / "eagle" / "drafter", target, config=config)
     assert drafter.tree == tree_of_paths(paths).tree
-    with pytest.raises(RequestError, match=r"eagle_tree is chain.*--drafter\.eagle_tree static"):
+    with pytest.raises(RequestError, match=r"eagle\.tree is chain.*--drafter\.eagle\.tree static"):
         load_drafter(runs / "eagle" / "drafter", target, config=DrafterConfig(tree=str(out)))
 
 
@@ -171,6 +171,6 @@ def test_what_is_no_tree_file_is_refused(runs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("family", "length", "expected"), [("hydra", 2, 2), ("hydra", 9, 4), ("eagle", 3, 3)])
 def test_a_chain_by_name(family: str, length: int, expected: int, runs: Path) -> None:
     """The likeliest token at each depth, of heads as many as there are."""
-    config = DrafterConfig(tree="chain", **({"eagle_tree": "static"} if family == "eagle" else {}))
+    config = DrafterConfig(tree="chain", **({"eagle": EagleOptions(tree="static")} if family == "eagle" else {}))
     drafter = load_drafter(runs / family / "drafter", load_target("tiny"), draft_length=length, config=config)
     assert (drafter.nodes, drafter.draft_length) == (expected + 1, expected)

@@ -49,7 +49,7 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     content = json.loads((run / "eval" / "tune.json").read_text())
     tuned = json.loads((run / "drafter" / "tuned.json").read_text())
     assert {each["method"] for each in content["measured"]} == {str(run / "drafter"), "prompt-lookup"}
-    assert {each["settings"].get("drafter.medusa_nodes") for each in content["predicted"]} >= {"2", "8", "32"}
+    assert {each["settings"].get("drafter.medusa.nodes") for each in content["predicted"]} >= {"2", "8", "32"}
     assert content["sentence"] in " ".join(printed.split())
     assert "not audited" in printed
     assert re.search(r"predicted within 10% of measured: \d of 2 rows; off by ", " ".join(printed.split()))
@@ -91,13 +91,13 @@ def test_where_it_pays_is_measured_and_said(run: Path, capfd: pytest.CaptureFixt
 
 
 def test_what_was_kept_is_taken_and_said(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write_tuned(run / "drafter", {"drafter.medusa_nodes": "6"}, {"temperature": 0.0, "batch": 1, "processor": "here"})
+    write_tuned(run / "drafter", {"drafter.medusa.nodes": "6"}, {"temperature": 0.0, "batch": 1, "processor": "here"})
     few = ["--no-audit", "--eval.limit", "1", "--eval.max_new_tokens", "12", "--eval.repeats", "1"]
     nodes = {}
-    for name, flags in (("tuned", []), ("by hand", ["--drafter.medusa_nodes", "4"])):
+    for name, flags in (("tuned", []), ("by hand", ["--drafter.medusa.nodes", "4"])):
         assert main(["eval", str(run), "--out", str(tmp_path / name), *few, *flags]) == 0
         printed = capfd.readouterr().out
-        assert ("tuned for T = 0.0, batch 1, here: --drafter.medusa_nodes 6" in printed) is (name == "tuned")
+        assert ("tuned for T = 0.0, batch 1, here: --drafter.medusa.nodes 6" in printed) is (name == "tuned")
         nodes[name] = json.loads((tmp_path / name / "results.json").read_text())["rows"][0]["nodes"]
     assert nodes == {"tuned": 6, "by hand": 4}
 
@@ -184,8 +184,8 @@ def test_no_draft_is_tried_that_strings_do_not_allow() -> None:
     (suffix,) = FAMILIES["suffix"].grids
     for values, sizes in (
         ({}, (1, 2, 4, 6, 8, 12)),
-        ({"suffix_depth": 8}, (1, 2, 4)),
-        ({"suffix_datastore": "store"}, suffix.sizes),
+        ({"suffix": {"depth": 8}}, (1, 2, 4)),
+        ({"suffix": {"datastore": "store"}}, suffix.sizes),
     ):
         grid = _that_fits(suffix, FAMILIES["suffix"], None, DrafterConfig.model_validate(values))
         assert grid is not None
@@ -195,7 +195,7 @@ def test_no_draft_is_tried_that_strings_do_not_allow() -> None:
 def test_two_drafters_of_a_family_are_told_apart(run: Path, tmp_path: Path) -> None:
     """And the recipe's own setting is tried where it stands in no grid."""
     shutil.copytree(run, tmp_path / "other")
-    recipe = load_recipe("medusa-tiny", [("data.limit_rows", "200"), ("drafter.medusa_nodes", "9")])
+    recipe = load_recipe("medusa-tiny", [("data.limit_rows", "200"), ("drafter.medusa.nodes", "9")])
     (run / "run.yaml").write_text(recipe.yaml())
     pairs = [named(Pair(folder), []) for folder in (run, tmp_path / "other")]
     target = load_target("tiny")

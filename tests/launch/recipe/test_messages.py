@@ -55,7 +55,7 @@ def test_a_flag_that_does_not_fit_a_recipe_is_no_fault_of_the_flags_alone(tmp_pa
     file = tmp_path / "own.yaml"
     file.write_text(Path(find_recipe("dflash-tiny")).read_text().replace("factors: []", "factors: [1, 0.3]"))
     line_of = next(n for n, line in enumerate(file.read_text().splitlines(), 1) if "factors: [1, 0.3]" in line)
-    head, line = said(str(file), ("drafter.block_tree", "tree"))
+    head, line = said(str(file), ("drafter.block.tree", "tree"))
     assert head == f"{file}: 1 error in the recipe with these flags"
     assert line.startswith(f"  - drafter.temperature_factors (own.yaml:{line_of}): found [1, 0.3]")
 

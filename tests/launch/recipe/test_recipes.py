@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import draftsmith
 import jsonschema
 import pytest
 from draftsmith.errors import RequestError
+from draftsmith.launch.check.early import check_audit, named
+from draftsmith.launch.check.server import check_server
 from draftsmith.launch.cli import main
+from draftsmith.launch.recipe import load
 from draftsmith.launch.recipe.load import headline, load_recipe, shipped_recipes
 from draftsmith.launch.recipe.schema import recipe_schema, schema_file, schema_text
+from draftsmith.launch.requests import AuditRequest, EvalRequest, Pair
 from ruamel.yaml import YAML
 
 DEEP = "data: " + "{a: " * 3000 + "1" + "}" * 3000
@@ -200,10 +206,10 @@ def test_all_errors_at_once(tmp_path: Path) -> None:
 
 
 def test_errors_of_flags_alone_blame_no_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "distill-tiny", "--drafter.suffix_least", "2"]) == 2
+    assert main(["show", "distill-tiny", "--drafter.suffix.least", "2"]) == 2
     first, second = capfd.readouterr().err.splitlines()
     assert first == "draftsmith: 1 error in the flags"
-    assert second.startswith("  - drafter.suffix_least (--drafter.suffix_least): found 2")
+    assert second.startswith("  - drafter.suffix.least (--drafter.suffix.least): found 2")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("method: distill\nloop: {stepz: 1}\n")
     assert main(["show", str(wrong), "--loop.steps", "none"]) == 2
@@ -239,6 +245,34 @@ def test_where_values_come_from(tmp_path: Path) -> None:
     assert found.origin["loop.seed"] == "high.yaml:3"
     assert found.origin["loop.micro_rows"] == "--loop.micro_rows"
     assert found.origin["loop.log_every"] == "default"
+
+
+def test_without_a_run_no_shipped_recipe_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edit or delete any: what commands go by that are given no run stays."""
+    monkeypatch.setattr(load, "shipped_recipes", list)
+    flags = [("eval.limit", "5")]
+    pair = named(Pair(target="tiny", method="prompt-lookup"), flags)
+    assert (pair.recipe.eval.limit, pair.recipe.eval.max_new_tokens, pair.recipe.eval.repeats) == (5, 64, 1)
+    assert check_audit(AuditRequest(survey=True), [("audit.sequences", "20000")]) is None
+    served = check_server(EvalRequest(server="http://127.0.0.1:1", model="m"), flags)
+    assert served is not None
+    assert served.recipe.eval == pair.recipe.eval
+    with pytest.raises(RequestError, match="^1 error in the flags\n  - --evil.limit: unknown flag"):
+        named(Pair(target="tiny", method="prompt-lookup"), [("evil.limit", "5")])
+
+
+def test_no_code_reads_one_recipe_by_name() -> None:
+    """What stands in a shipped recipe is its own; what is shared has a base."""
+    root = Path(draftsmith.__file__).parent
+    called = [
+        (path.name, call.args[0].value)
+        for room in ("launch", "eval", "trainers", "data", "drafters")
+        for path in (root / room).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("load_recipe")
+        if call.args and isinstance(call.args[0], ast.Constant)
+    ]
+    assert called == []
 
 
 @pytest.mark.parametrize("path", shipped_recipes(), ids=lambda path: path.stem)

@@ -74,6 +74,9 @@ def test_what_is_gone_is_unknown_again() -> None:
         (FAMILIES["eagle"], None, "'eagle' is a family or method of the package"),
         (None, replace(METHOD, name="medusa"), "'medusa' is a family or method of the package"),
         (None, METHOD, "trains family 'tarot', which is not known"),
+        (METHOD, None, "family is Method.*; expected a draftsmith.Family, as register"),
+        (None, "tarot", "method is 'tarot'; expected a draftsmith.Method"),
+        (None, None, "nothing to register; expected a family, a method, or both"),
         (
             FAMILY,
             replace(METHOD, sections={"loop": TarotConfig}),

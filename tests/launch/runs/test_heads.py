@@ -48,7 +48,7 @@ def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
 def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert main(["train", "eagle-tiny", "--out", str(out), "--loop.steps", "1", *TRAINING, *ON_SHALLOW]) == 0
-    shape = ["--drafter.eagle_tree", tree, "--drafter.eagle_nodes", "12", "--drafter.eagle_top_k", "3"]
+    shape = ["--drafter.eagle.tree", tree, "--drafter.eagle.nodes", "12", "--drafter.eagle.top_k", "3"]
     assert main(["eval", str(out), *shape, *MEASURING]) == 0
     rows = json.loads((out / "eval" / "results.json").read_text())["rows"]
     assert {row["verdict"] for row in rows} == {"lossless"}

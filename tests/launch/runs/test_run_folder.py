@@ -261,7 +261,7 @@ def test_other_defaults_of_what_the_method_does_not_read(run: Path) -> None:
     out = run.parent / "older"
     shutil.copytree(run, out)
     saved = (out / "run.yaml").read_text()
-    for line in ("match_tokens: ", "lookup_tokens: "):
+    for line in ("match_tokens: ", "guesses: "):
         at = saved.index(line) + len(line)
         saved = f"{saved[:at]}7{saved[saved.index(chr(10), at) :]}"
     (out / "run.yaml").write_text(saved)

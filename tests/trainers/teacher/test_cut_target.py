@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT
+from draftsmith.data.features.model_hash import weights_hash
 from draftsmith.decoding.backbone.cut import Cut, _cut_products, check_layers, check_team
 from draftsmith.decoding.backbone.hidden_states import decoder_of
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.packed import passes
-from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import states_of
 from faults import cut_ranks, ranks, stalls
 from helpers.models.random_models import random_model

@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from conftest import VOCABULARY, make_target
 from draftsmith.benchmarks.common.random_models import WINDOWED
 from draftsmith.data.config import DataConfig
+from draftsmith.data.features import model_hash
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import Document, PackedRows, pack
@@ -519,9 +520,9 @@ def test_a_cache_of_something_else_is_refused_by_name(tmp_path: Path, rows: Prep
 )
 def test_the_same_weights_under_another_config_are_another_model(entry: dict) -> None:
     mine, other = own_target().model, with_config(**entry).model
-    assert feature_cache.weights_hash(mine) == feature_cache.weights_hash(other)
-    assert feature_cache.config_hash(mine) != feature_cache.config_hash(other)
-    assert feature_cache.model_hash(mine) != feature_cache.model_hash(other)
+    assert model_hash.weights_hash(mine) == model_hash.weights_hash(other)
+    assert model_hash.config_hash(mine) != model_hash.config_hash(other)
+    assert model_hash.model_hash(mine) != model_hash.model_hash(other)
 
 
 def test_where_a_model_lies_is_not_what_it_computes() -> None:
@@ -529,8 +530,8 @@ def test_where_a_model_lies_is_not_what_it_computes() -> None:
         _name_or_path="elsewhere", transformers_version="0", dtype="bfloat16", use_cache=False, eos_token_id=7
     )
     mine = own_target().model
-    assert feature_cache.config_hash(mine) == feature_cache.config_hash(moved.model)
-    assert feature_cache.model_hash(mine) == feature_cache.model_hash(moved.model)
+    assert model_hash.config_hash(mine) == model_hash.config_hash(moved.model)
+    assert model_hash.model_hash(mine) == model_hash.model_hash(moved.model)
 
 
 def test_continuations_of_boost_are_those_of_one_config(
@@ -552,7 +553,7 @@ def holding(*tensors: torch.Tensor) -> torch.nn.Module:
 
 
 def hash_of(*tensors: torch.Tensor) -> str:
-    return feature_cache.weights_hash(holding(*tensors))
+    return model_hash.weights_hash(holding(*tensors))
 
 
 def swapped(tensor: torch.Tensor, i: int, j: int) -> torch.Tensor:
@@ -564,7 +565,7 @@ def swapped(tensor: torch.Tensor, i: int, j: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
 def test_every_number_counts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """One column, one row, one number, its sign, two rows, two tensors; chunks end inside rows."""
-    monkeypatch.setattr(feature_cache, "_CHUNK", 1000)
+    monkeypatch.setattr(model_hash, "_CHUNK", 1000)
     g = torch.Generator().manual_seed(0)
     A, B = (torch.randint(1, 100, (96, 64), generator=g).to(dtype) for _ in range(2))
     A[9] = A[5].flip(0)  # two rows of the same numbers
@@ -598,7 +599,7 @@ def test_saved_buffers_count_and_others_do_not() -> None:
     for module, kept, there in zip(modules, (1.0, 2.0, 1.0), (1.0, 1.0, 2.0), strict=True):
         module.register_buffer("kept", torch.tensor([kept]))
         module.register_buffer("there", torch.tensor([there]), persistent=False)
-    mine, saved, fleeting = map(feature_cache.weights_hash, modules)
+    mine, saved, fleeting = map(model_hash.weights_hash, modules)
     assert mine != saved
     assert mine == fleeting
 
