@@ -202,8 +202,8 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     from ..decoding.backbone.loading import load_target
     from ..decoding.sampling import Warper
     from ..drafters.identity import TargetIdentity
-    from ..drafters.registry import load_drafter
     from ..trainers.teacher.feature_cache import model_hash
+    from .drafted import load_trained
 
     config, length = recipe.target, recipe.eval.draft_length
     target = load_target(
@@ -215,7 +215,7 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     )
     drafter, drafted = None, None
     if request.drafter is not None:
-        drafter = load_drafter(request.drafter, target, draft_length=length, config=recipe.drafter)
+        drafter = load_trained(request.drafter, recipe, target)
         own = recipe.drafter.model_dump(mode="json")
         drafted = own | {"sha256": drafter_hash(Path(request.drafter)), "draft_length": length}
         if request.corrections:

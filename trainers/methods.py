@@ -193,9 +193,13 @@ def _within(path: str, prefixes: tuple[str, ...]) -> bool:
 
 _ON_TARGET = (*_WITH_TARGET, "model.start_from")
 _DEEPER = ("model.deepen_to",)
+_DRAFTED = "model.vocabulary"
 _NOT_MOVING = ("objective.from_kl_share",)
 _WHOLE_TEACHER = (*_NOT_MOVING, "objective.teacher_top_k")
-_HEADS = {"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"}
+_HEADS = {
+    **{"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"},
+    "draft_vocabulary": "medusa.vocabulary",
+}
 
 
 def _model_layers(model: Any) -> Sequence[Any]:
@@ -262,7 +266,7 @@ def _pairs_per_token(recipe: Sections) -> float:
 
 _BLOCK_SIZES = {
     name: f"block.{name}" for name in ("layers", "decoder_layers", "size", "layout", "causal", "mask_token")
-}
+} | {"draft_vocabulary": "block.vocabulary"}
 
 _MEDUSA = Method(
     name="medusa",
@@ -306,7 +310,7 @@ _ALL = (
         family=None,
         sections={"rollouts": RolloutsConfig},
         reads=("tokenizer", "model"),
-        ignores=(*_WHOLE_TEACHER, "rollouts.by", "rollouts.student_tokens"),
+        ignores=(*_WHOLE_TEACHER, _DRAFTED, "rollouts.by", "rollouts.student_tokens"),
         recompute="model.recompute",
         recomputed_layers=_model_layers,
         compiles=True,
@@ -318,6 +322,7 @@ _ALL = (
         sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
         reads=(*_WITH_TARGET, "model"),
         ignores=(*_DEEPER, "rollouts.unlikelihood"),
+        sizes={"draft_vocabulary": "model.vocabulary"},
         recompute="model.recompute",
         recomputed_layers=_model_layers,
         compiles=True,
@@ -330,7 +335,7 @@ _ALL = (
         module=".block.pard",
         sections={"pard": PardConfig},
         reads=(*_WITH_TARGET, "model"),
-        ignores=(*_DEEPER, *_NOT_MOVING),
+        ignores=(*_DEEPER, *_NOT_MOVING, _DRAFTED),
         positions=_masks_and_text,
         passes=_masks_and_text,
         mask=_all_by_all,
@@ -343,7 +348,7 @@ _ALL = (
         family="ensemble",
         sections={"lora": LoraConfig, "boost": BoostConfig},
         reads=(*_WITH_TARGET, "model"),
-        ignores=_DEEPER,
+        ignores=(*_DEEPER, _DRAFTED),
         recompute="model.recompute",
         recomputed_layers=_model_layers,
         origins=lambda recipe: [*_start_from(recipe), *(each for each in recipe.boost.start_from if each)],
@@ -376,7 +381,7 @@ _ALL = (
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
         unread=lambda recipe: {} if _bpd_tunes(recipe) else {"tune": "set bpd.backbone to tuned"},
-        sizes={"block": "bpd.block", "inner": "bpd.inner"},
+        sizes={"block": "bpd.block", "inner": "bpd.inner", "draft_vocabulary": "bpd.vocabulary"},
         positions=lambda recipe: int(recipe.bpd.block),
         most_drafts=lambda recipe: int(recipe.bpd.block) - 1,
         probes_deepest=True,
@@ -389,6 +394,7 @@ _ALL = (
         sections={"eagle": EagleConfig},
         reads=_ON_TARGET,
         ignores=_WHOLE_TEACHER,
+        sizes={"draft_vocabulary": "eagle.vocabulary"},
         positions=lambda recipe: int(recipe.eagle.passes),
         passes=lambda recipe: int(recipe.eagle.passes),
         cuts_rows=True,
@@ -421,7 +427,7 @@ _ALL = (
         sections={"mtp": MtpConfig},
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
-        sizes={"state": "mtp.state"},
+        sizes={"state": "mtp.state", "draft_vocabulary": "mtp.vocabulary"},
         positions=lambda recipe: int(recipe.mtp.passes),
         # norms of queries and keys, and of both halves of a pair, keep what they read too
         passes=lambda recipe: 1.2 * recipe.mtp.passes,
