@@ -10,6 +10,7 @@ Shapes: H hidden size, V target vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,11 +23,13 @@ from ..decoding.backbone.quantised import quantisation_of
 from ..errors import RequestError
 from .families import FAMILIES, Form, function
 from .folder import built_from, not_finite
+from .layers.draft_vocabulary import OFFSETS, ids_of
 from .layers.llama import LayerShape
 from .layers.rope import PLAIN
 from .projection import Shaping
 from .weights import net_of
 
+_log = logging.getLogger(__name__)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -126,6 +129,8 @@ class Export:
     """Words that the engine has to find in the target's own config, and does not."""
     uncapped: float | None = None
     """Where the target caps its logits, and the engine, which has no word for it, not those of drafts."""
+    hot_ids: Tensor | None = None
+    """The draft vocabulary, where the engine takes it from a file of its own."""
     own_mask: bool = False
     """Whether the mask is a row of the folder's own table, which readers but vLLM leave out without an error."""
 
@@ -140,6 +145,8 @@ class Served:
     """Drafted tokens per target call."""
     table: Callable[[], Tensor] | None = None
     """Reads the target's embedding [V, H], the rows alone."""
+    ids: Sequence[int] | None = None
+    """The tokens that are to be drafted, of those that the drafter can; None: all of them."""
 
 
 def served_form(family: str, form: str) -> Form:
@@ -175,6 +182,7 @@ def export_of(
     head_VH: Tensor | None = None,
     tokens: int = 3,
     table: Callable[[], Tensor] | None = None,
+    ids: Sequence[int] | None = None,
 ) -> Export:
     """A drafter folder in the shape `form`.
 
@@ -184,6 +192,7 @@ def export_of(
         head_VH: the target's output projection, for heads that have none of their own.
         tokens: drafted tokens per target call, for the forms that say how many.
         table: reads the target's embedding, for the forms that hold one.
+        ids: the tokens that are to be drafted, for the forms that say so; None: all that the drafter can.
 
     Raises:
         RequestError: nobody loads that, or the folder's weights are not those of its config.
@@ -191,7 +200,8 @@ def export_of(
     make, build = _functions(family, form)
     # strictly: engines are silent about what is missing
     net = net_of(folder, lambda: build(settings), f"a drafter of family {family!r}")
-    made = make(net, target, Served(head_VH, tokens, table))
+    made = make(net, target, Served(head_VH, tokens, table, ids))
+    _say_undrafted(net, made, form)
     tensors = {
         name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous() for name, t in made.tensors.items()
     }
@@ -203,7 +213,33 @@ def export_of(
     return replace(made, config={**made.config, "dtype": name, "torch_dtype": name}, tensors=tensors)
 
 
-def shapes_of(folder: Path, family: str, settings: dict[str, Any], target: ServedTarget, form: str) -> Export:
+def without_map(net: nn.Module) -> dict[str, Tensor]:
+    """A network's weights, without the map of a draft vocabulary, for which the form has no tensor."""
+    return {name: tensor for name, tensor in net.state_dict().items() if name != OFFSETS}
+
+
+def _say_undrafted(net: nn.Module, made: Export, form: str) -> None:
+    """Say that an engine drafts by all rows of a projection of which a drafter was trained on some."""
+    ids_U = ids_of(net)
+    if ids_U is not None and made.hot_ids is None and not {OFFSETS, "token_map"} & made.tensors.keys():
+        _log.info(
+            "the drafter was trained to draft %s tokens, and %s reads no map of these: it multiplies all rows of the "
+            "target's projection, which costs what the draft vocabulary saves, and may draft tokens that were never "
+            "compared",
+            f"{len(ids_U):,}",
+            form,
+        )
+
+
+def shapes_of(
+    folder: Path,
+    family: str,
+    settings: dict[str, Any],
+    target: ServedTarget,
+    form: str,
+    *,
+    ids: Sequence[int] | None = None,
+) -> Export:
     """As `export_of`, of tensors that are shapes alone: what an engine has to be told, and no weight is read.
 
     Raises:
@@ -214,7 +250,7 @@ def shapes_of(folder: Path, family: str, settings: dict[str, Any], target: Serve
         net = build(settings)
     with torch.device("meta"):
         table_VH = torch.empty(target.vocabulary, target.words.get("hidden_size") or net.config.hidden)
-        return make(net, target, Served(table_VH, tokens=1, table=lambda: table_VH))
+        return make(net, target, Served(table_VH, tokens=1, table=lambda: table_VH, ids=ids))
 
 
 def _functions(family: str, form: str) -> tuple[Callable[..., Export], Callable[..., Any]]:

@@ -184,9 +184,10 @@ def _drawn(drafter: Any) -> str:
     return " argmax" if drafter.policy == "argmax" else " tempered" if drafter.factors else ""
 
 
-_DRAWN = frozenset({_POLICY, "temperature_factors"})
+_CUT = "draft_vocabulary"
+_DRAWN = frozenset({_POLICY, "temperature_factors", _CUT})
 _OF_EAGLE = _DRAWN | {"eagle"}
-_OF_HEADS = frozenset({"medusa"})
+_OF_HEADS = frozenset({"medusa", _CUT})
 _OF_SUFFIX = frozenset({"suffix"})
 _OF_BLOCKS = _DRAWN | {"confidence", "block"}
 
@@ -323,7 +324,7 @@ _QUANTISED = Family(
     page="origins.md",
     load=".model.family:load_quantised_folder",
     copies_target=True,
-    options=_DRAWN,
+    options=_DRAWN - {_CUT},
     toy=_by_policy("draft-model"),
     grids=BY_MODEL,
 )
@@ -381,6 +382,7 @@ _ALL = (
         load=".heads.family:load_bpd_folder",
         proposer=".heads.family:draft_by_bpd",
         toy=_own_toy("bpd"),
+        options=frozenset({_CUT}),
         tree_unused=_always_a_tree,
     ),
     _EAGLE,
@@ -480,6 +482,7 @@ _ALL = (
         summary="the target's first layers, its own last norm and projection",
         load=".model.family:load_early_exit_folder",
         copies_target=False,
+        options=_DRAWN,
     ),
     Family(
         name="intersection",

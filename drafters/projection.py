@@ -83,8 +83,11 @@ class Projection:
 
     def logits(self, hidden_XH: Tensor) -> Tensor:
         """fp32 [..., V] of states in any precision; the product is made in that of the weight."""
-        product_XV = F.linear(hidden_XH.to(self.weight_VH.dtype), self.weight_VH, self.bias_V)
-        return self.shaping(product_XV.float())
+        return self.shaping(self.product(hidden_XH).float())
+
+    def product(self, hidden_XH: Tensor) -> Tensor:
+        """The same before what stands behind the product, in the weight's precision."""
+        return F.linear(hidden_XH.to(self.weight_VH.dtype), self.weight_VH, self.bias_V)
 
     def rows(self, index: slice | Tensor) -> Self:
         """The same for a part of the vocabulary."""

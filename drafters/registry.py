@@ -14,6 +14,7 @@ from .config import BY_AUTO, DrafterConfig, check_options
 from .families import family_of, function
 from .folder import read_entry
 from .hub import drafter_folder
+from .layers.named_ids import checked, ids_in
 from .vocabulary.across import load_across, says_the_same
 
 if TYPE_CHECKING:
@@ -47,4 +48,15 @@ def load_drafter(
     if family.load is None:
         raise RequestError(f"{folder} names family {family.name!r}, of which there are no folders")
     check_options(family, config, str(folder))
+    config = resolved(config, target.vocabulary)
     return cast("Proposer", function(family.load)(folder, target, draft_length=draft_length, config=config))
+
+
+def resolved(config: DrafterConfig, vocabulary: int) -> DrafterConfig:
+    """The same with the ids themselves where a file names them, of a target's vocabulary; errors as for `ids_in`."""
+    asked = config.draft_vocabulary
+    if isinstance(asked, str):
+        return config.model_copy(update={"draft_vocabulary": ids_in(Path(asked), vocabulary)})
+    if isinstance(asked, list):
+        return config.model_copy(update={"draft_vocabulary": checked(asked, vocabulary, "drafter.draft_vocabulary")})
+    return config

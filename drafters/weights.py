@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import RequestError
 from ..storage import read_tensors
 from .folder import REMEDY, built_from, not_finite
+from .layers.draft_vocabulary import ids_of, is_choice
 
 if TYPE_CHECKING:
     from ..decoding.backbone.backbone import Backbone
@@ -46,6 +47,7 @@ def net_for(folder: Path, target: Backbone, make: Callable[[], _Net], what: str)
     """
     net = net_of(folder, make, what)
     _check_sizes(net, target, folder)
+    _check_vocabulary(net, target, folder)
     net.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     check_finite(net, folder)  # half precision holds no number above 65,504
     return net
@@ -113,3 +115,19 @@ def _check_sizes(net: Any, target: Backbone, folder: Path) -> None:
                 f"{folder / 'config.json'} describes a drafter whose {name} is {mine}, and the target "
                 f"{target.name!r} has {theirs}: {REMEDY}"
             )
+
+
+def _check_vocabulary(net: Any, target: Backbone, folder: Path) -> None:
+    """Raise RequestError where a drafted token would be none of the target's, or two of them the same."""
+    ids_U, V = ids_of(net), target.vocabulary
+    if ids_U is None:
+        return
+    table_V, known_V = getattr(net, "t2d", None), torch.zeros(V, dtype=torch.bool, device=ids_U.device)
+    chosen = is_choice(ids_U, V)
+    if chosen:
+        known_V[ids_U] = True
+    if not chosen or (table_V is not None and not torch.equal(known_V, table_V)):
+        raise RequestError(
+            f"{folder} holds a draft vocabulary (d2t{' and t2d' * (table_V is not None)}) that is no choice of the "
+            f"target's {V:,} tokens, each once; {REMEDY}"
+        )

@@ -29,6 +29,8 @@ class DynamicTree:
 
 TAKES_TREES = ("sglang",)
 """The formats whose engine is told of a tree; the others draft chains."""
+HOT_IDS = "hot_token_id.json"
+"""A list of the ids that are drafted, beside an export whose engine takes them from a file."""
 DRAWS = ("vllm", "speculators")
 """The formats whose engine draws drafts from q where it is told so; the others take the likeliest tokens."""
 
@@ -55,6 +57,8 @@ class Start:
     """The target's layers behind which the drafter reads, where they are not every engine's default."""
     tree: DynamicTree | None = None
     """None: a chain."""
+    hot_ids: bool = False
+    """Whether the folder names the tokens that are drafted (`HOT_IDS`)."""
 
 
 def command(form: str, start: Start) -> str:
@@ -94,7 +98,13 @@ def _sglang(start: Start) -> list[str]:
     words = ["python", "-m", "sglang.launch_server", "--model-path", start.target]
     words += ["--speculative-algorithm", start.method, "--speculative-draft-model-path", start.folder]
     words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(children)]
-    return [shlex.join([*words, "--speculative-num-draft-tokens", str(nodes)])]
+    words += ["--speculative-num-draft-tokens", str(nodes)]
+    if not start.hot_ids:
+        return [shlex.join(words)]
+    # its form is a pickle, which is not ours to write: whoever starts it makes it of the list
+    ids, hot = Path(start.folder) / HOT_IDS, Path(start.folder) / "hot_token_id.pt"
+    made = f"import json, torch; torch.save(json.load(open({str(ids)!r})), {str(hot)!r})"
+    return [shlex.join(["python", "-c", made]), shlex.join([*words, "--speculative-token-map", str(hot)])]
 
 
 def _tensorrt_llm(start: Start) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,18 +17,21 @@ from ..drafters.config import BRANCHING, CHAIN_TREE
 from ..drafters.families import FAMILIES, family_of
 from ..drafters.grids import BY_EAGLE, NO_FACTORS
 from ..drafters.hub import drafter_folder
+from ..drafters.registry import resolved
 from ..drafters.temperatures import FACTORS
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
 from ..eval.tune.settings import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
-from .engines import DRAWS, TAKES_TREES, DynamicTree, Start, command
+from .drafted import with_ids
+from .engines import DRAWS, HOT_IDS, TAKES_TREES, DynamicTree, Start, command
 from .recipe.load import load_recipe, without_run
 from .recipe.model import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
     from ..drafters.export import Export as Exported
     from ..drafters.export import ServedTarget
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+_TAKES_IDS = (("eagle", "sglang"),)
+"""Families, and the formats whose engine takes the tokens that they draft from a file."""
 
 
 def export(request: ExportRequest) -> str:
@@ -68,7 +73,8 @@ def export(request: ExportRequest) -> str:
     identity = TargetIdentity.of_parts(config, tokenizer, name=path, revision=revision)
     entry["identity"].check_same(identity, str(folder), any_states=any_states)
     target, place = served_target(path, config, trust=trust), str((folder if as_it_is else out).resolve())
-    start = start_of(folder, recipe, settings, (family, request.format), target=target, out=place)
+    asked = _asked(recipe, (family, request.format), tokenizer, target)
+    start = start_of(folder, recipe, settings, (family, request.format), target=target, out=place, ids=asked)
     lines = command(request.format, start)  # refused before anything is written
     if as_it_is:
         return (
@@ -83,6 +89,7 @@ def export(request: ExportRequest) -> str:
         return load_model(path, revision=revision, trust_remote_code=trust).get_input_embeddings().weight
 
     words: dict[str, Any] = {"dtype": request.dtype, "head_VH": head, "tokens": start.tokens, "table": table}
+    words["ids"] = asked
     made = export_of(folder, family, settings, target, request.format, **words)
     replace_folder(out, lambda folder: _fill(folder, made))
     return f"{out}: load it with\n{lines}"
@@ -139,13 +146,21 @@ def served_target(name: str, config: Any, *, trust: bool = False) -> ServedTarge
 
 
 def start_of(
-    folder: Path, recipe: Recipe, settings: dict[str, Any], served: tuple[str, str], *, target: ServedTarget, out: str
+    folder: Path,
+    recipe: Recipe,
+    settings: dict[str, Any],
+    served: tuple[str, str],
+    *,
+    target: ServedTarget,
+    out: str,
+    ids: Sequence[int] | None = None,
 ) -> Start:
     """How an engine is started on `out`, made of the drafter in `folder`; no weight is read for it.
 
     Args:
         settings: the drafter's own.
         served: its family, and the serving format.
+        ids: the tokens that are to be drafted; None: all that the drafter can.
 
     Raises:
         RequestError: the format cannot hold the drafter, or its engine not draft with it for this target.
@@ -155,9 +170,10 @@ def start_of(
     family, form = served
     record = FAMILIES[family].exports[form]
     # first, as it holds the settings to what a network can be built from
-    made = None if record.make is None else shapes_of(folder, family, settings, target, form)
+    made = None if record.make is None else shapes_of(folder, family, settings, target, form, ids=ids)
     start = replace(_drafts(folder, recipe, settings, served, target=target.path, out=out), parallel=record.parallel)
     if made is None:
+        _check_trained_rows(settings)
         if record.same_rows:
             _check_rows(folder, form, target)
         if record.parallel:
@@ -177,7 +193,32 @@ def start_of(
             "without an error and draft from another mask. Set block.mask_token for a drafter that is to be exchanged"
         )
     behind = made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
-    return replace(start, behind_layers=behind, of_target=made.of_target)
+    return replace(start, behind_layers=behind, of_target=made.of_target, hot_ids=made.hot_ids is not None)
+
+
+def _asked(
+    recipe: Recipe, served: tuple[str, str], tokenizer: PreTrainedTokenizerBase, target: ServedTarget
+) -> Sequence[int] | None:
+    """The ids of `drafter.draft_vocabulary`, for the engine that takes them from a file; the others are told of."""
+    asked = recipe.drafter.draft_vocabulary
+    if asked is None:
+        return None
+    if served not in _TAKES_IDS:
+        shown = f"{len(asked)} ids" if isinstance(asked, list) else asked
+        _log.info("%s drafts all tokens: left out is drafter.draft_vocabulary (%s)", served[1], shown)
+        return None
+    config = with_ids(recipe, tokenizer, target.vocabulary)
+    return resolved(config, target.vocabulary).draft_ids
+
+
+def _check_trained_rows(settings: Mapping[str, Any]) -> None:
+    """Raise RequestError for a draft model of which engines would draft by rows that were never trained."""
+    if settings.get("draft_vocabulary") is not None:
+        raise RequestError(
+            f"the draft model was trained to draft {settings['draft_vocabulary']:,} tokens (model.vocabulary), and "
+            "engines draft by all rows of its projection, the others of which are untrained; train one without "
+            "model.vocabulary. `draftsmith eval` decodes with this one"
+        )
 
 
 def _check_rows(folder: Path, form: str, target: ServedTarget) -> None:
@@ -286,5 +327,7 @@ def _where_it_lies(target: str) -> str:
 def _fill(folder: Path, made: Exported) -> None:
     from safetensors.torch import save_file
 
+    if made.hot_ids is not None:
+        (folder / HOT_IDS).write_text(json.dumps(made.hot_ids.tolist()) + "\n")
     save_file(made.tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(made.config, indent=2) + "\n")

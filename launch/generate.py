@@ -207,7 +207,7 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     from ..decoding.backbone.loading import load_target
     from ..decoding.sampling import Warper
     from ..drafters.identity import TargetIdentity
-    from ..drafters.registry import load_drafter
+    from .drafted import load_trained
 
     config, length = recipe.target, recipe.eval.draft_length
     target = load_target(
@@ -219,7 +219,7 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     )
     drafter, drafted = None, None
     if request.drafter is not None:
-        drafter = load_drafter(request.drafter, target, draft_length=length, config=recipe.drafter)
+        drafter = load_trained(request.drafter, recipe, target)
         # names without dots, as folders that were begun before there were sections have them
         own = {name.replace(".", "_"): value for name, value in flat(recipe.drafter.model_dump(mode="json")).items()}
         drafted = own | {"sha256": drafter_hash(Path(request.drafter)), "draft_length": length}

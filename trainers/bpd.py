@@ -14,6 +14,7 @@ Shapes: R rows, S tokens of a row, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,8 @@ from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
 from .sections import Run, Sections
-from .spine import DrafterObjective, begun
+from .spine import DrafterObjective, begun, most_frequent
+from .student.fused import drafted_ids
 from .student.warm_start import warm_started
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
@@ -48,11 +50,12 @@ def check_recipe(recipe: Sections) -> None:
         check_tuned(recipe)
 
 
-def student(recipe: Sections, target: PreTrainedModel) -> BpdHeads:
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> BpdHeads:
     """An untrained layer for `target`; on the meta device its shapes alone. What moves of a tuned
-    target is not part of it: see `teacher/tuned.py`."""
+    target is not part of it: see `teacher/tuned.py`. `ids`: as of `drafted_ids`."""
     bpd = recipe.bpd
-    return BpdHeads.for_target(target, block=bpd.block, inner=bpd.inner)
+    ids = drafted_ids(bpd.vocabulary, target, ids)
+    return BpdHeads.for_target(target, block=bpd.block, inner=bpd.inner, ids=ids)
 
 
 class BpdStudent(HeadsStudent):
@@ -157,14 +160,15 @@ class TunedBpdObjective(Objective):
         return self._layer
 
 
-def build(run: Run, target: Backbone, _rows: Prepared) -> BpdObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> BpdObjective:
     """What a run for a frozen target trains: a fresh layer, or the one that `model.start_from` names."""
-    return begun(BpdObjective, run.recipe, student(run.recipe, target.model), target)
+    return begun(BpdObjective, student, run, target, rows)
 
 
-def build_tuned(run: Run, tuned: TunedTarget, _rows: Prepared) -> TunedBpdObjective:
+def build_tuned(run: Run, tuned: TunedTarget, rows: Prepared) -> TunedBpdObjective:
     """The same for a target that is tuned."""
-    layer = warm_started(student(run.recipe, tuned.model), run.recipe, tuned.backbone)
+    ids = most_frequent(run.recipe, tuned.backbone, rows)
+    layer = warm_started(student(run.recipe, tuned.model, ids), run.recipe, tuned.backbone)
     return TunedBpdObjective(run.recipe, layer, tuned, tuned_saver(tuned, "bpd", run.out))
 
 

@@ -146,6 +146,9 @@ class ModelConfig(Section):
     tied: bool = True
     """One matrix for the input embedding and the output projection; a draft cut from the target
     does as the target does."""
+    vocabulary: int | None = Field(None, ge=2)
+    """Number of tokens that a draft of `distill` can draft, the most frequent labels; empty: all of them. Its matrices
+    keep a row for every token; the projection's other rows are not trained, and not read here."""
     max_positions: int | None = Field(None, ge=16, le=1_000_000_000)
     """Longest context in tokens; derived: the target's, or 2048."""
     start_from: str | None = None

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
+from ..drafters.layers.draft_vocabulary import hold
+from ..errors import RequestError
 from .loop.objective import Batch
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
@@ -20,9 +22,10 @@ from .packed.lengths import check_start_context
 from .packed.passes import check_compiled_rows
 from .pruning.sizes import check_cut
 from .sections import Run, Sections
-from .spine import DrafterObjective
+from .spine import DrafterObjective, most_frequent
 from .student.distillation import DraftStudent, check_compiled_mix, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
+from .student.fused import say_covered
 from .student.lora import check_adapter
 from .teacher.frozen import Save
 from .teacher.rollouts import Rollouts, check_rollout_prompts, check_rollout_rows
@@ -38,7 +41,18 @@ def check_recipe(recipe: Sections) -> None:
     check_compiled_rows(recipe.loop, recipe.data.sequence_length)
     check_compiled_mix(recipe.loop, recipe.objective)
     check_adapter(recipe.lora, recipe.model, recipe.method)
+    _check_drafted(recipe)
     check_rollout_rows(recipe.rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
+
+
+def _check_drafted(recipe: Sections) -> None:
+    """Raise RequestError where an adapter would be trained for fewer tokens than its base drafts."""
+    if recipe.model.vocabulary is not None and recipe.lora.rank is not None:
+        raise RequestError(
+            f"model.vocabulary is {recipe.model.vocabulary} and lora.rank {recipe.lora.rank}: an adapter changes "
+            "layers and no projection; leave one of them out. A draft that exists drafts fewer tokens by "
+            "--drafter.draft_vocabulary"
+        )
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
@@ -90,7 +104,7 @@ class DistillObjective(DrafterObjective):
 
     def prepare(self, batch: Batch) -> Teacher:
         """The target's last hidden states at the labelled positions."""
-        return teacher_of(self._target, super().prepare(batch).hidden_RSH, batch)
+        return teacher_of(self._target, super().prepare(batch).hidden_RSH, batch, self._student.cut)
 
 
 def build(run: Run, target: Backbone, rows: Prepared) -> DistillObjective:
@@ -98,4 +112,8 @@ def build(run: Run, target: Backbone, rows: Prepared) -> DistillObjective:
     recipe = run.recipe
     pruned = cut_from_target(recipe, recipe.model, target.model, rows.validation, out=run.out, seed=recipe.loop.seed)
     draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
+    ids = most_frequent(recipe, target, rows)
+    if ids is not None:
+        hold(draft, len(ids), ids, saved=False)
+        say_covered(rows.train, ids)
     return DistillObjective(recipe, draft, target.model, partial(save_draft, target=target, lora=recipe.lora))

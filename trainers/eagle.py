@@ -13,6 +13,7 @@ that count over all passes, C positions of a chunk, V vocabulary, K likeliest to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,12 @@ from torch import Tensor
 from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
+from ..drafters.layers.draft_vocabulary import ids_of
 from ..drafters.projection import Shaping
 from .loop.objective import Batch
-from .losses.chunked import ChunkedLoss, Teacher
+from .losses.chunked import ChunkedLoss, Teacher, TokenLoss
 from .losses.divergences import top_k_cross_entropy
-from .losses.draft_vocabulary import of_first
+from .losses.draft_vocabulary import DraftVocabularyLoss, of_first
 from .losses.mix import Mix
 from .losses.soft_cross_entropy import soft_cross_entropy
 from .losses.terms import check_terms
@@ -35,6 +37,7 @@ from .pruning.sizes import check_not_pruned
 from .sections import Run, Sections
 from .spine import DrafterObjective, begun
 from .student.compared import Drafts, Student
+from .student.fused import drafted_ids
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
 
@@ -50,9 +53,9 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
 
 
-def student(_recipe: Sections, target: PreTrainedModel) -> EagleNet:
-    """An untrained network for `target`; on the meta device its shapes alone."""
-    return EagleNet.for_target(target)
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> EagleNet:
+    """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
+    return EagleNet.for_target(target, ids=drafted_ids(recipe.eagle.vocabulary, target, ids))
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,13 @@ class EagleStudent(Student):
     def __init__(self, draft: EagleNet, target: Any, recipe: Sections) -> None:
         config = self._config = recipe.eagle
         mix = Mix.of(recipe.objective, kl=0.0)
-        loss = DistributionLoss(config.ce, config.top_k, config.top_k_tokens, config.passes, mix)
+        best = (config.top_k, config.top_k_tokens)
+        loss: TokenLoss = DistributionLoss(config.ce, *best, config.passes, mix)
+        if ids_of(draft) is not None:
+            loss = DraftVocabularyLoss(draft, config.passes, config.ce, mix, *best)
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
-        judge = ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping)
-        super().__init__(draft, judge, recipe.objective, drafts=config.passes, decay=config.decay)
+        judge = ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping, over=draft)
+        super().__init__(draft, judge, recipe.objective, drafts=config.passes, decay=config.decay, mix=mix)
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         embeds_RSH, features_RLH = teacher_output.embeds_RSH, self.own(teacher_output.hidden_RSH, batch)
@@ -123,7 +129,7 @@ class EagleStudent(Student):
         """The target's distributions; one pass asks for each once as it is."""
         if self._config.passes > 1:
             return super().teacher(given, at_P)
-        return Teacher(given.hidden_RSH.flatten(0, 1)[at_P], self.judge.projection)
+        return Teacher(given.hidden_RSH.flatten(0, 1)[at_P], self.judge.whole, cut=self.cut)
 
     def auxiliary_loss(
         self, drafts: Drafts, _batch: Batch, given: TeacherOutput
@@ -149,6 +155,6 @@ class EagleObjective(DrafterObjective):
         super().__init__(goal, draft, target, save, reads_tokens=True, ahead=recipe.eagle.passes)
 
 
-def build(run: Run, target: Backbone, _rows: Prepared) -> EagleObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> EagleObjective:
     """What a run trains: a fresh network, or the one that `model.start_from` names, as HASS behind EAGLE-1."""
-    return begun(EagleObjective, run.recipe, student(run.recipe, target.model), target)
+    return begun(EagleObjective, student, run, target, rows)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ..data.rows.prepare import Prepared
@@ -24,15 +23,15 @@ from ..decoding.backbone.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net
 from ..drafters.projection import Projection
 from .loop.objective import Batch
-from .losses.chunked import ChunkedLoss, Teacher
-from .losses.draft_vocabulary import DraftVocabularyLoss, WholeTeacher, drafted
+from .losses.chunked import ChunkedLoss, SharedTeacher, Teacher
+from .losses.draft_vocabulary import DraftVocabularyLoss
 from .losses.mix import Mix
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
 from .sections import Run, Sections
-from .spine import DrafterObjective, begun_in_vocabulary
+from .spine import DrafterObjective, begun
 from .student.compared import Student
-from .student.fused import chosen_layers, covered_by_half, draft_vocabulary
+from .student.fused import chosen_layers, drafted_ids
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
 
@@ -65,14 +64,9 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
     return Eagle3Net.for_target(
         target,
         layers=chosen_layers(config.layers, target),
-        ids=range(draft_vocabulary(config.vocabulary, target)) if ids is None else ids,
+        ids=drafted_ids(config.vocabulary, target, ids),
         feature_norms=config.feature_norms,
     )
-
-
-def coverage(recipe: Sections, labels: Sequence[Sequence[int]]) -> str:
-    """What the draft vocabulary would cover of texts' labels, in words."""
-    return covered_by_half(labels, recipe.eagle3.vocabulary, "eagle3.vocabulary")
 
 
 class Eagle3Student(Student):
@@ -82,10 +76,11 @@ class Eagle3Student(Student):
 
     def __init__(self, draft: Eagle3Net, target: Projection, recipe: Sections) -> None:
         config = self._config = recipe.eagle3
-        self._mix = Mix.of(recipe.objective, kl=0.0)
-        loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
+        mix = Mix.of(recipe.objective, kl=0.0)
+        loss = DraftVocabularyLoss(draft, config.passes, config.ce, mix)
         judge = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
-        super().__init__(draft, judge, recipe.objective, drafts=config.passes, decay=config.decay, frozen=False)
+        how = {"drafts": config.passes, "decay": config.decay}
+        super().__init__(draft, judge, recipe.objective, **how, frozen=False, mix=mix)
         # in a tuple it is no part of this module: the projection is the target's
         self._target = (target,)
 
@@ -95,15 +90,13 @@ class Eagle3Student(Student):
         assert embeds_RSH is not None
         hidden_RLH = self.draft.fuse(self.own(fused_RSF, batch))
         drafts = self.unrolled(hidden_RLH, embeds_RSH, batch, recompute=self._config.recompute)
-        label_P, pass_P = drafts.label_P2.unbind(-1)
-        label_P2 = torch.stack([drafted(label_P, self.draft.ids_U), pass_P], 1)
         hidden_PH = self.draft.head_input(drafts.hidden_PH)
-        return self.compare(drafts._replace(hidden_PH=hidden_PH, label_P2=label_P2), batch, teacher_output)
+        return self.compare(drafts._replace(hidden_PH=hidden_PH), batch, teacher_output)
 
     def teacher(self, given: TeacherOutput, at_P: Tensor) -> Teacher:
         """The target's distributions over its whole vocabulary, cut to the draft's."""
         (target,), states_NH = self._target, given.hidden_RSH.flatten(0, 1)
-        return WholeTeacher.of(states_NH, target, at_P, ids_U=self.draft.ids_U, mix=self._mix)
+        return SharedTeacher.of(states_NH, target, at_P, cut=self.cut)
 
 
 class Eagle3Objective(DrafterObjective):
@@ -116,4 +109,4 @@ class Eagle3Objective(DrafterObjective):
 
 def build(run: Run, target: Backbone, rows: Prepared) -> Eagle3Objective:
     """What a run trains: a fresh network, or the one that `model.start_from` names, with its draft vocabulary."""
-    return begun_in_vocabulary(Eagle3Objective, student, run.recipe.eagle3.vocabulary, run, target, rows)
+    return begun(Eagle3Objective, student, run, target, rows)

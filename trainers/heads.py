@@ -10,12 +10,14 @@ H hidden size, F numbers that a head reads, X positions that have a token so far
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..drafters.heads.medusa import Heads
+from ..drafters.layers.draft_vocabulary import ids_of
 from ..drafters.layers.static import StaticParts, again, as_it_is
 from ..drafters.projection import Shaping
 from ..errors import RequestError
@@ -25,7 +27,7 @@ from .loop.objective import Batch
 from .loop.sums import COUNT
 from .losses.buckets import behind, next_size
 from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
-from .losses.mix import Mix
+from .losses.mix import Mix, OfTarget, drafted
 from .losses.pace import geometric, joined, paced
 from .method_config import MedusaConfig
 
@@ -51,18 +53,18 @@ class HeadLoss:
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
-        self._mix = Mix.of(config)
-        self.distils = self._mix.asks_the_target
+        self.mix = Mix.of(config)
+        self.distils = self.mix.asks_the_target
         self.names: tuple[str, ...] = ("loss", "top1")
         if self.distils:
             self.names += ("alpha",) if config.teacher_top_k is None else ("alpha", "cut_mass")
 
-    def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
+    def __call__(self, draft_CV: Tensor, target_CV: Tensor | OfTarget | None, label_C: Tensor) -> dict[str, Tensor]:
         top1_C = (draft_CV.argmax(-1) == label_C).float()
         if not self.distils:
             ce_C = cross_entropy(draft_CV, None, label_C)["loss"]
-            return {"loss": self._mix.ce * ce_C, "top1": top1_C}
-        terms = self._mix(draft_CV, target_CV, label_C)
+            return {"loss": self.mix.ce * ce_C, "top1": top1_C}
+        terms = self.mix(draft_CV, target_CV, label_C)
         reported = {name: terms[name] for name in self.names if name in terms}
         return {"loss": terms["loss"], "top1": top1_C, **reported}
 
@@ -91,7 +93,7 @@ class HeadsStudent(StaticParts):
         # in a tuple it is no part of this module: the projection is the target's, and what wraps,
         # shards or saves this module must not touch it
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
-        self._frozen = (ChunkedLoss(head, self._loss, chunk=objective.chunk, shaping=shaping),)
+        self._frozen = (ChunkedLoss(head, self._loss, chunk=objective.chunk, shaping=shaping, over=heads),)
 
     def frozen_parts(self) -> Iterable[nn.Module]:
         """The target's projection."""
@@ -123,7 +125,7 @@ class HeadsStudent(StaticParts):
             share_P: how much every label counts in the loss; None: all alike.
         """
         place = label_places(batch, k + 1)
-        label_P = batch["input_ids"][:, k + 1 :][place]
+        label_P = self._in_draft_vocabulary(batch["input_ids"][:, k + 1 :][place])
         teacher = None
         if self._loss.distils:
             teacher = self._teacher(hidden_RSH[:, k:-1][place])
@@ -140,7 +142,7 @@ class HeadsStudent(StaticParts):
         label_q, anchors, head = [], [], []
         for k in range(1, self.medusa.config.heads + 1):
             place = label_places(batch, k + 1)
-            label_P = batch["input_ids"][:, k + 1 :][place]
+            label_P = self._in_draft_vocabulary(batch["input_ids"][:, k + 1 :][place])
             hidden_PH = self._projected(k, place, reads)
             label_q.append(self._chunked(k)(hidden_PH, label_P, only_label_q=True)[0])
             anchors.append(joined(place, batch["input_ids"].shape[1]))
@@ -164,7 +166,14 @@ class HeadsStudent(StaticParts):
         return self._frozen[0] if self.medusa.config.shared_head else self.losses[k - 1]
 
     def _teacher(self, hidden_PH: Tensor) -> Teacher:
-        return Teacher(hidden_PH, self._frozen[0].projection)
+        ids_U = ids_of(self.medusa)
+        cut = None if ids_U is None else partial(OfTarget.of, ids_U=ids_U, mix=self._loss.mix)
+        return Teacher(hidden_PH, self._frozen[0].whole, cut=cut)
+
+    def _in_draft_vocabulary(self, label_P: Tensor) -> Tensor:
+        """Labels as indices in the draft vocabulary, where there is one; UNKNOWN of what cannot be drafted."""
+        ids_U = ids_of(self.medusa)
+        return label_P if ids_U is None else drafted(label_P, ids_U)
 
 
 def head_of(heads: Heads, k: int, given_XF: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ have a token so far ahead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
 from .sections import Run, Sections
 from .spine import DrafterObjective, begun
+from .student.fused import drafted_ids
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
 
@@ -38,11 +40,16 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
 
 
-def student(recipe: Sections, target: PreTrainedModel) -> HydraHeads:
-    """Untrained heads for `target`; on the meta device their shapes alone."""
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> HydraHeads:
+    """Untrained heads for `target`; on the meta device their shapes alone. `ids`: as of `drafted_ids`."""
     medusa = recipe.medusa
     return HydraHeads.for_target(
-        target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head, prefix=medusa.prefix
+        target,
+        heads=medusa.heads,
+        layers=medusa.layers,
+        shared_head=medusa.shared_head,
+        prefix=medusa.prefix,
+        ids=drafted_ids(medusa.vocabulary, target, ids),
     )
 
 
@@ -84,6 +91,6 @@ class HydraObjective(DrafterObjective):
         super().__init__(HydraStudent(heads, target, recipe), heads, target, save, reads_tokens=True)
 
 
-def build(run: Run, target: Backbone, _rows: Prepared) -> HydraObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> HydraObjective:
     """What a run trains: fresh heads, or those that `model.start_from` names."""
-    return begun(HydraObjective, run.recipe, student(run.recipe, target.model), target)
+    return begun(HydraObjective, student, run, target, rows)

@@ -11,6 +11,7 @@ Shapes: R rows, S tokens of a row, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
 from .sections import Run, Sections
 from .spine import DrafterObjective, begun
+from .student.fused import drafted_ids
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
 
@@ -39,10 +41,16 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
 
 
-def student(recipe: Sections, target: PreTrainedModel) -> MedusaHeads:
-    """Untrained heads for `target`; on the meta device their shapes alone."""
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MedusaHeads:
+    """Untrained heads for `target`; on the meta device their shapes alone. `ids`: as of `drafted_ids`."""
     medusa = recipe.medusa
-    return MedusaHeads.for_target(target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head)
+    return MedusaHeads.for_target(
+        target,
+        heads=medusa.heads,
+        layers=medusa.layers,
+        shared_head=medusa.shared_head,
+        ids=drafted_ids(medusa.vocabulary, target, ids),
+    )
 
 
 class MedusaStudent(HeadsStudent):
@@ -64,6 +72,6 @@ class MedusaObjective(DrafterObjective):
         super().__init__(MedusaStudent(heads, target, recipe), heads, target, save)
 
 
-def build(run: Run, target: Backbone, _rows: Prepared) -> MedusaObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> MedusaObjective:
     """What a run trains: fresh heads, or those that `model.start_from` names."""
-    return begun(MedusaObjective, run.recipe, student(run.recipe, target.model), target)
+    return begun(MedusaObjective, student, run, target, rows)

@@ -14,6 +14,7 @@ Shapes: R rows, S tokens of a row, H hidden size.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
 from .sections import Run, Sections
+from .spine import most_frequent
+from .student.fused import drafted_ids
 from .student.warm_start import warm_started
 from .teacher.frozen import Save
 from .teacher.tuned import TunedStudent, TunedTarget, check_tuned, tuned_saver
@@ -47,11 +50,17 @@ def check_recipe(recipe: Sections) -> None:
     check_tuned(recipe)
 
 
-def student(recipe: Sections, target: PreTrainedModel) -> MedusaHeads:
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MedusaHeads:
     """Untrained heads for `target`; on the meta device their shapes alone. What moves of the target
-    is not among them: see `teacher/tuned.py`."""
+    is not among them: see `teacher/tuned.py`. `ids`: as of `drafted_ids`."""
     medusa = recipe.medusa
-    return MedusaHeads.for_target(target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head)
+    return MedusaHeads.for_target(
+        target,
+        heads=medusa.heads,
+        layers=medusa.layers,
+        shared_head=medusa.shared_head,
+        ids=drafted_ids(medusa.vocabulary, target, ids),
+    )
 
 
 class Medusa2Student(TunedStudent):
@@ -116,10 +125,11 @@ class Medusa2Objective(Objective):
         return self._heads
 
 
-def build_tuned(run: Run, tuned: TunedTarget, _rows: Prepared) -> Medusa2Objective:
+def build_tuned(run: Run, tuned: TunedTarget, rows: Prepared) -> Medusa2Objective:
     """What a run trains: fresh heads, or those that `model.start_from` names: finished ones of the target as it is
     before the run, Medusa-1's."""
-    heads = warm_started(student(run.recipe, tuned.model), run.recipe, tuned.backbone)
+    ids = most_frequent(run.recipe, tuned.backbone, rows)
+    heads = warm_started(student(run.recipe, tuned.model, ids), run.recipe, tuned.backbone)
     return Medusa2Objective(run.recipe, heads, tuned, tuned_saver(tuned, "medusa", run.out))
 
 

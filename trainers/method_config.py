@@ -109,6 +109,8 @@ class MedusaConfig(Section):
     """All heads share the target's own output projection: less memory, less accurate."""
     prefix: bool = False
     """Hydra++: a decoder layer over the target's states in front of the heads; for `hydra` only."""
+    vocabulary: int | None = Field(None, ge=2)
+    """Number of tokens that can be drafted, the most frequent labels; at most the target's, and empty: all of them."""
     recompute: bool = False
     """Keep nothing of a head but the states that all heads read, and compute it again for its gradient: less memory,
     the same bits. It pays where heads are deep (`layers`) or read the tokens in front, as Hydra's."""
@@ -156,6 +158,8 @@ class BpdConfig(Section):
     """Hidden units of the layer per output; default: the target's hidden size."""
     every_head: bool = False
     """Train all outputs at every step; without it one is drawn at random, at a k-th of the cost."""
+    vocabulary: int | None = Field(None, ge=2)
+    """Number of tokens that can be drafted, the most frequent labels; at most the target's, and empty: all of them."""
     backbone: Literal["frozen", "tuned"] = "frozen"
     """`tuned` trains the target too, as `tune` says; its own next token is one of the k."""
 
@@ -178,6 +182,8 @@ class EagleConfig(Section):
     """Number of tokens that `top_k` compares."""
     decay: float = Field(1.0, gt=0, le=1)
     """Each pass counts so many times what the one before it counts, the first 1; 1 as in HASS."""
+    vocabulary: int | None = Field(None, ge=2)
+    """Number of tokens that can be drafted, the most frequent labels; at most the target's, and empty: all of them."""
     recompute: bool = False
     """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
     memory, a fifth more time, and the same bits."""
@@ -212,6 +218,8 @@ class MtpConfig(Section):
     """Applications in training: as many as tokens will be drafted; each costs as much as the first."""
     decay: float = Field(0.6, gt=0, le=1)
     """Each application counts so many times what the one before it counts (FastMTP's beta); together they count 1."""
+    vocabulary: int | None = Field(None, ge=2)
+    """Number of tokens that can be drafted, the most frequent labels; at most the target's, and empty: all of them."""
     state: Literal["behind", "before"] = "behind"
     """Where the target's states are taken and the module's own are fed back: behind the last norm, as engines do, or
     before it."""
@@ -272,6 +280,8 @@ class BlockConfig(Section):
     more. Empty: the method's own."""
     causal: bool = False
     """Let a slot see the earlier ones of its block alone; off, all of them."""
+    vocabulary: int | None = Field(None, ge=2)
+    """Number of tokens that can be drafted, the most frequent labels; at most the target's, and empty: all of them."""
     decoder_layers: int = Field(5, ge=1, le=1_000)
     """Layers of the drafter, of the target's sizes."""
     layers: tuple[int, ...] | None = Field(None, min_length=1)

@@ -201,9 +201,13 @@ def _within(path: str, prefixes: tuple[str, ...]) -> bool:
 
 _ON_TARGET = (*_WITH_TARGET, "model.start_from")
 _DEEPER = ("model.deepen_to",)
+_DRAFTED = "model.vocabulary"
 _NOT_MOVING = ("objective.from_kl_share",)
 _WHOLE_TEACHER = (*_NOT_MOVING, "objective.teacher_top_k")
-_HEADS = {"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"}
+_HEADS = {
+    **{"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"},
+    "draft_vocabulary": "medusa.vocabulary",
+}
 
 
 def _model_layers(model: Any) -> Sequence[Any]:
@@ -278,7 +282,7 @@ def _pairs_per_token(recipe: Sections) -> float:
 
 _BLOCK_SIZES = {
     name: f"block.{name}" for name in ("layers", "decoder_layers", "size", "layout", "causal", "mask_token")
-}
+} | {"draft_vocabulary": "block.vocabulary"}
 
 _MEDUSA = Method(
     name="medusa",
@@ -322,6 +326,7 @@ _DISTILL = Method(
     sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
     reads=(*_WITH_TARGET, "model"),
     ignores=(*_DEEPER, "rollouts.unlikelihood"),
+    sizes={"draft_vocabulary": "model.vocabulary"},
     memory=_BY_LAYERS,
     recompute="model.recompute",
     compiles=True,
@@ -333,6 +338,7 @@ _EAGLE = Method(
     sections={"eagle": EagleConfig},
     reads=_ON_TARGET,
     ignores=_WHOLE_TEACHER,
+    sizes={"draft_vocabulary": "eagle.vocabulary"},
     memory=_by_passes(lambda recipe: int(recipe.eagle.passes)),
     cuts_rows=True,
     recompute="eagle.recompute",
@@ -345,7 +351,7 @@ _ALL = (
         family=None,
         sections={"rollouts": RolloutsConfig},
         reads=("tokenizer", "model"),
-        ignores=(*_WHOLE_TEACHER, "rollouts.by", "rollouts.student_tokens"),
+        ignores=(*_WHOLE_TEACHER, _DRAFTED, "rollouts.by", "rollouts.student_tokens"),
         memory=_BY_LAYERS,
         recompute="model.recompute",
         compiles=True,
@@ -359,7 +365,8 @@ _ALL = (
         mask_field="pard.mask_token",
         module=".block.pard",
         sections={"pard": PardConfig},
-        ignores=(*_DEEPER, *_NOT_MOVING),
+        ignores=(*_DEEPER, *_NOT_MOVING, _DRAFTED),
+        sizes={},
         memory=replace(_BY_LAYERS, positions=_masks_and_text, passes=_masks_and_text, mask=_all_by_all),
         compiles=False,
     ),
@@ -369,7 +376,8 @@ _ALL = (
         summary="several drafts that cover for each other",
         family="ensemble",
         sections={"lora": LoraConfig, "boost": BoostConfig},
-        ignores=_DEEPER,
+        ignores=(*_DEEPER, _DRAFTED),
+        sizes={},
         compiles=False,
         origins=lambda recipe: [*_start_from(recipe), *(each for each in recipe.boost.start_from if each)],
         runs=lambda recipe: int(recipe.boost.members) if recipe.boost.order == "in_turn" else 1,
@@ -401,7 +409,7 @@ _ALL = (
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
         unread=lambda recipe: {} if _bpd_tunes(recipe) else {"tune": "set bpd.backbone to tuned"},
-        sizes={"block": "bpd.block", "inner": "bpd.inner"},
+        sizes={"block": "bpd.block", "inner": "bpd.inner", "draft_vocabulary": "bpd.vocabulary"},
         memory=PassMemory(positions=lambda recipe: int(recipe.bpd.block)),
         most_drafts=lambda recipe: int(recipe.bpd.block) - 1,
         probes_deepest=True,
@@ -430,7 +438,7 @@ _ALL = (
         module=".block.mtp",
         sections={"mtp": MtpConfig},
         ignores=_NOT_MOVING,
-        sizes={"state": "mtp.state"},
+        sizes={"state": "mtp.state", "draft_vocabulary": "mtp.vocabulary"},
         # norms of queries and keys, and of both halves of a pair, keep what they read too
         memory=_by_passes(lambda recipe: int(recipe.mtp.passes), each=1.2),
         recompute="mtp.recompute",

@@ -3,14 +3,15 @@
 A method's module (`methods.py` names it) has these functions:
 
     check_recipe(recipe)                    RequestError where sections do not fit each other; loads nothing
-    student(recipe, target[, tokenizer])    what is trained, buildable on torch's meta device
+    student(recipe, target[, ...])          what is trained, buildable on torch's meta device; behind them the ids of
+                                            its draft vocabulary, or of a draft model the tokenizer
     build(run, target, rows)                the objective of a run, its drafter as the run begins with it
 
 and where they are needed: `check_target(recipe, target)`, what it requires of the target beside what all methods do,
 weights or shapes alone; `check_start(recipe)`, the same of the model that it begins with; `check_rows(recipe, rows)`;
 `build_tuned(run, tuned, rows)` and `remembers(recipe)` where the target is trained too (`teacher/tuned.py`);
 `check_resume(out, resume)`, which words `--resume` takes; `kept_for_probes(recipe, target, tokenizer)`, bytes in
-memory beside the student; `coverage(recipe, labels)`, what a draft vocabulary has of texts' labels, in words.
+memory beside the student.
 `run(recipe, out, resume, make_probe)` in place of `build` is a run of another order (`target.py`, `boost.py`). The
 pre-flight (`launch/check`) calls the same functions, so nothing is required twice.
 

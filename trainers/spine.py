@@ -23,13 +23,14 @@ from torch import nn
 from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
 from ..decoding.backbone.hidden_states import LAST
+from ..drafters.layers.draft_vocabulary import ids_of
 from ..drafters.layers.row_split import RowSplit
 from .loop.loop import RunOutcome
 from .loop.objective import Batch, Objective
 from .loop.sharding import standalone
 from .methods import METHODS
 from .sections import MakeProbe, Run, Sections
-from .student.fused import frequent_tokens, say_covered
+from .student.fused import draft_vocabulary, frequent_tokens, say_covered
 from .student.warm_start import warm_started
 from .teacher.features import OnlineFeatures
 from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
@@ -79,25 +80,26 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
 
 
 def begun(
-    kind: Callable[[Sections, Any, PreTrainedModel, Save], _Goal], recipe: Sections, draft: Any, target: Backbone
-) -> _Goal:
-    """The objective of a run: `draft` with the weights that `model.start_from` names, written as its own family."""
-    return kind(recipe, warm_started(draft, recipe, target), target.model, saver(target, draft.family))
-
-
-def begun_in_vocabulary(
     kind: Callable[[Sections, Any, PreTrainedModel, Save], _Goal],
-    make: Callable[[Sections, PreTrainedModel, Sequence[int]], Any],
-    size: int,
+    make: Callable[[Sections, PreTrainedModel, Sequence[int] | None], Any],
     run: Run,
     target: Backbone,
     rows: Prepared,
 ) -> _Goal:
-    """`begun` with a network over a draft vocabulary, the `size` most frequent labels; what it covers is said."""
-    draft = make(run.recipe, target.model, frequent_tokens(rows.train, min(size, target.vocabulary)))
-    objective = begun(kind, run.recipe, draft, target)
-    say_covered(rows.train, draft.ids_U.tolist())
-    return objective
+    """The objective of a run: what `make` makes, over the recipe's draft vocabulary if it has one, with the weights
+    that `model.start_from` names, written as its own family."""
+    recipe = run.recipe
+    draft = warm_started(make(recipe, target.model, most_frequent(recipe, target, rows)), recipe, target)
+    ids_U = ids_of(draft)
+    if ids_U is not None:
+        say_covered(rows.train, ids_U.tolist())
+    return kind(recipe, draft, target.model, saver(target, draft.family))
+
+
+def most_frequent(recipe: Sections, target: Backbone, rows: Prepared) -> Sequence[int] | None:
+    """The recipe's draft vocabulary: the most frequent labels of its training rows, ascending; None: it has none."""
+    size, _ = draft_vocabulary(recipe)
+    return None if size is None else frequent_tokens(rows.train, min(size, target.vocabulary))
 
 
 # ---- the objective ----------------------------------------------------------------------------

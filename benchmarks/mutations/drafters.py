@@ -17,7 +17,7 @@ _DRAWN = (
     "            tokens.append(draw(q[-1], random_BK[:, k]))\n"
 )
 _SLOTS_OWN = (
-    "            q.append(at_depth(warper, self.factors, k)(self._shaping(product_BV)))\n"
+    "            q.append(at_depth(warper, self.factors, k)(self.head.laid_out(self.head.shaping(product_BU))))\n"
     "            tokens.append(draw(at_depth(warper, self.factors, k)(logits_BV), random_BK[:, k]))\n"
 )
 
@@ -40,10 +40,10 @@ MUTATIONS = (
     ),
     Mutation(
         "R02",
-        "drafters/eagle/proposer.py",
+        "drafters/layers/draft_vocabulary.py",
         "EAGLE-3: while decoding every drafted id is one too large",
-        "        self._ids_U = net.ids_U\n",
-        "        self._ids_U = (net.ids_U + 1) % target.vocabulary\n",
+        "        self.ids_U = own\n",
+        "        self.ids_U = None if own is None else (own + 1) % vocabulary\n",
         (UNROLLED,),
     ),
     Mutation(
@@ -234,5 +234,21 @@ MUTATIONS = (
         "enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN + j))\n",
         "enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN))\n",
         ("tests/drafters/layers/test_passes.py::test_outputs_and_gradients_are_those_of_a_dense_mask",),
+    ),
+    Mutation(
+        "V01",
+        "drafters/layers/draft_vocabulary.py",
+        "while decoding the ids of a draft vocabulary are one too large",
+        "            self.ids_U = torch.tensor(list(only), device=layer.weight.device)\n",
+        "            self.ids_U = torch.tensor(list(only), device=layer.weight.device).add(1) % vocabulary\n",
+        ("tests/drafters/test_draft_vocabulary.py::test_what_is_drafted_is_what_training_compares",),
+    ),
+    Mutation(
+        "V02",
+        "drafters/block/selected.py",
+        "DFlash 2: of a projection that is cut candidates look up the tables' first rows",
+        "        best = top.indices if self._rows_U is None else self._rows_U[top.indices]\n",
+        "        best = top.indices\n",
+        ("tests/drafters/test_draft_vocabulary.py::test_a_cut_network_drafts_as_one_over_the_ids",),
     ),
 )

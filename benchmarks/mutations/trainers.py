@@ -34,8 +34,8 @@ MUTATIONS = (
         "T03",
         "trainers/heads.py",
         "heads: the teacher is made by the heads' own projection, which is the target's at first",
-        "        return Teacher(hidden_PH, self._frozen[0].projection)\n",
-        "        return Teacher(hidden_PH, (self.losses[0] if len(self.losses) else self._frozen[0]).projection)\n",
+        "Teacher(hidden_PH, self._frozen[0].whole, cut=cut)\n",
+        "Teacher(hidden_PH, (self.losses[0] if len(self.losses) else self._frozen[0]).whole, cut=cut)\n",
         (MEDUSA,),
     ),
     Mutation(
@@ -233,5 +233,13 @@ MUTATIONS = (
         "                for weight in self.wrapped.parameters():\n"
         "                    weight.mul_(0.99)\n",
         (RESUME + "test_a_skipped_step_leaves_every_weight_as_it_was",),
+    ),
+    Mutation(
+        "V03",
+        "trainers/losses/mix.py",
+        "labels are one place too far in the draft vocabulary",
+        "    return torch.where(ids_U[index_P] == label_P, index_P, UNKNOWN)\n",
+        "    return torch.where(ids_U[index_P] == label_P, (index_P + 1) % len(ids_U), UNKNOWN)\n",
+        ("tests/trainers/losses/test_draft_vocabulary.py::test_a_part_is_the_whole_cut_to_its_tokens",),
     ),
 )

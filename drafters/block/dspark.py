@@ -14,11 +14,13 @@ probability, drafts that are kept would be the likely ones of q, and q not what 
 Read next: `proposer.py`, the slots; `walked.py`, the walk; `trainers/block/student.py`, where the text's own
 tokens stand in front.
 
-Shapes: B rows, K drafted tokens, R rank, V vocabulary, P drafts that count in a loss.
+Shapes: B rows, K drafted tokens, R rank, V vocabulary, U tokens of it that can be drafted, P drafts that count in a
+loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.backbone import Backbone
 from ...errors import RequestError
+from ..layers.draft_vocabulary import DraftHead, ids_of
 from ..sizes import check_sizes
 from .net import BlockNet, BlockShape
 from .walked import WalkedBlock
@@ -53,15 +56,16 @@ class DSparkShape(BlockShape):
 class MarkovHead(nn.Module):
     """W2 W1[x]: what a token says of its successor."""
 
-    def __init__(self, vocabulary: int, rank: int) -> None:
+    def __init__(self, vocabulary: int, rank: int, drafted: int | None = None) -> None:
+        """`drafted`: how many tokens can be successors; None: all."""
         super().__init__()
         self.markov_w1 = nn.Embedding(vocabulary, rank)
-        self.markov_w2 = nn.Linear(rank, vocabulary, bias=False)
+        self.markov_w2 = nn.Linear(rank, drafted or vocabulary, bias=False)
         nn.init.normal_(self.markov_w1.weight, std=rank**-0.5)
         nn.init.zeros_(self.markov_w2.weight)
 
     def forward(self, token: Tensor) -> Tensor:
-        """[..., V] of tokens [...]."""
+        """[..., U] of tokens [...]."""
         return self.markov_w2(self.markov_w1(token))
 
 
@@ -85,9 +89,10 @@ class DSparkNet(BlockNet):
     Shape: ClassVar[type[BlockShape]] = DSparkShape
     config: DSparkShape
 
-    def __init__(self, config: DSparkShape) -> None:
-        super().__init__(config)
-        self.markov_head = MarkovHead(config.vocabulary, config.rank)
+    def __init__(self, config: DSparkShape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: as of `BlockNet`."""
+        super().__init__(config, ids)
+        self.markov_head = MarkovHead(config.vocabulary, config.rank, config.draft_vocabulary)
         self.confidence_head = ConfidenceHead(config.hidden, config.rank) if config.confidence else None
 
     def confidence(self, slot: Tensor, token: Tensor) -> Tensor | None:
@@ -102,7 +107,7 @@ class DSparkNet(BlockNet):
         return self.confidence_head(slot, self.markov_head.markov_w1(token))
 
     def behind(self, token_P: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As in `BlockNet`: [P, R] and [V, R]."""
+        """As in `BlockNet`: [P, R] and [U, R]."""
         return self.markov_head.markov_w1(token_P), self.markov_head.markov_w2.weight
 
 
@@ -119,6 +124,9 @@ class DSpark(WalkedBlock):
             RequestError: as for `DFlash`, or the drafter has learnt no confidence.
         """
         super().__init__(net, target, **settings)
+        own_U, only_U = ids_of(net), self.head.ids_U
+        chosen = None if only_U is None else only_U.tolist()
+        self._successors = DraftHead(net.markov_head.markov_w2, target.vocabulary, own=own_U, only=chosen)
         if self.least and net.confidence_head is None:
             raise RequestError(
                 f"drafter.confidence is {self.least:g}, and the drafter has learnt no confidence; train one with "
@@ -129,8 +137,7 @@ class DSpark(WalkedBlock):
     def weights_read(self) -> list[nn.Module]:
         """As in `DFlash`; of W1 a proposal reads single rows, and W2 for every draft."""
         parts = [each for name, each in self.net.named_children() if name != "markov_head"]
-        head = self._target.model.get_output_embeddings()
-        return [*parts, *self._of_states, *[self.net.markov_head.markov_w2] * self.draft_length, head]
+        return [*parts, *self._of_states, *[self._successors.layer] * self.draft_length, self.head.layer]
 
     def _trusted(self, _logits_BV: Tensor, out_BH: Tensor, token_B: Tensor) -> Tensor:
         """As in `WalkedBlock`, by what the network has learnt to say."""
@@ -139,4 +146,5 @@ class DSpark(WalkedBlock):
         return logit_B.sigmoid() >= self.least
 
     def _behind(self, _out: Tensor, product: Tensor, token: Tensor) -> Tensor:
-        return self._shaping(product + self.net.markov_head(token).float())
+        behind = self._successors.product(self.net.markov_head.markov_w1(token))
+        return self.head.laid_out(self.head.shaping(product + behind))

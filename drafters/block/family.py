@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from ...decoding.backbone.hidden_states import check_states
 from ...errors import RequestError
 from ..config import DrafterConfig
-from ..export import Export, Served, ServedTarget, check_layers, llama_words, with_mask
+from ..export import Export, Served, ServedTarget, check_layers, llama_words, with_mask, without_map
 from ..folder import read_settings
+from ..layers.draft_vocabulary import ids_of
 from ..projection import check_logits
 from ..weights import net_for
 from .dspark import DSpark, DSparkNet
@@ -138,7 +139,8 @@ def _of_network(net: BlockNet, target: ServedTarget, how: Served) -> tuple[dict[
     """
     shape = net.config
     check_layers(shape.layers, target.layers, "block.layers", first=1)
-    tensors = net.state_dict()
+    _check_rows(net)
+    tensors = without_map(net)
     mask_1H = tensors.pop("mask_embedding.weight")
     mask = shape.mask_token
     if mask is None or target.embedding_scale != 1.0:
@@ -146,6 +148,17 @@ def _of_network(net: BlockNet, target: ServedTarget, how: Served) -> tuple[dict[
         tensors["embed_tokens.weight"] = with_mask(how, target, mask, mask_1H[0])
     layers = [layer - 1 for layer in shape.layers]
     return tensors, {"mask_token_id": mask, "target_layer_ids": layers, "causal": shape.causal}
+
+
+def _check_rows(net: BlockNet) -> None:
+    """Raise RequestError for tables of a draft vocabulary's rows, where engines read one of every token."""
+    ids_U = ids_of(net)
+    if ids_U is not None and isinstance(net, (DSparkNet, DFlash2Net)):
+        raise RequestError(
+            f"the drafter was trained to draft {len(ids_U):,} tokens (block.vocabulary), and engines read a row for "
+            f"each of the target's {net.config.vocabulary:,} in what sees the token in front: train one without "
+            "block.vocabulary. Here such a one drafts fewer tokens by drafter.draft_vocabulary"
+        )
 
 
 def _check_sglang(shape: BlockShape, target: ServedTarget) -> None:
@@ -236,6 +249,7 @@ def _drafting(net: BlockNet, target: Backbone, draft_length: int, config: Drafte
     longest = min(draft_length, net.config.most)
     make = _DRAFTERS[net.family][1]
     how: dict[str, Any] = {"policy": config.policy, "factors": config.temperature_factors, "least": config.confidence}
+    how["ids"] = config.draft_ids
     if config.block.tree == "tree":
         shape = TreeShape(config.block.nodes, config.block.children)
         how["tree"] = shape.of_leaves(longest) if make is DFlash else shape

@@ -17,13 +17,14 @@ K drafted tokens, H hidden size, F numbers of the fused states, D head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ...decoding.backbone.kv_cache import KVCache
+from ..layers.draft_vocabulary import check_size, count_of, hold
 from ..layers.llama import FeedForward, LayerShape, Norm, Projected, Rotary, embedding_spread, turned
 from ..layers.sinks import Keys
 from ..layers.static import again
@@ -48,6 +49,8 @@ class BlockShape(LayerShape):
     """Whether a slot sees the earlier ones alone."""
     mask_token: int | None = None
     """The unused id whose embedding is the mask; None: the network has a mask of its own."""
+    draft_vocabulary: int | None = field(default=None, kw_only=True)
+    """Tokens that can be drafted; None: all of the target's."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no network can have."""
@@ -56,6 +59,7 @@ class BlockShape(LayerShape):
         check_parts(len(self.layers) + self.decoder_layers, f"{len(self.layers)} states and layers")
         check_parts(self.size, "slots")
         check_layers(self.layers, ordered=True)
+        check_size(self.draft_vocabulary, getattr(self, "vocabulary", None))
         if self.layout not in get_args(Layout) or type(self.causal) is not bool or self.most < 1:
             raise ValueError(
                 f"layout {self.layout!r:.20}, causal {self.causal!r:.20}, size {self.size}; expected "
@@ -142,7 +146,8 @@ class BlockNet(nn.Module):
     Shape: ClassVar[type[BlockShape]] = BlockShape
     Layer: ClassVar[type[BlockLayer]] = BlockLayer
 
-    def __init__(self, config: BlockShape) -> None:
+    def __init__(self, config: BlockShape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: of the draft vocabulary, ascending; None: it has none, or weights hold them."""
         super().__init__()
         self.config = config
         H = config.hidden
@@ -154,6 +159,7 @@ class BlockNet(nn.Module):
         self.mask_embedding = nn.Embedding(1, H)
         self.mask_embedding.requires_grad_(config.mask_token is None)
         self.rotary = Rotary(config)
+        hold(self, config.draft_vocabulary, ids)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -161,14 +167,15 @@ class BlockNet(nn.Module):
         return cls(cls.Shape.from_settings(settings))
 
     @classmethod
-    def for_target(cls, target: nn.Module, **chosen: Any) -> Self:
+    def for_target(cls, target: nn.Module, *, ids: Sequence[int] | None = None, **chosen: Any) -> Self:
         """An untrained network for a causal LM of `transformers`, fp32.
 
         Args:
+            ids: the tokens that it drafts, ascending; None: all.
             chosen: the fields of `Shape` beside those of `LayerShape`.
         """
         model: Any = target
-        made = cls(cls.Shape.of(model.config, **chosen))
+        made = cls(cls.Shape.of(model.config, **chosen, draft_vocabulary=count_of(ids)), ids)
         embedding = model.get_input_embeddings()
         with torch.no_grad():
             if made.config.mask_token is None:

@@ -26,8 +26,8 @@ from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.tree.tree import Nodes, chain, tree_mask
 from ...errors import RequestError
+from ..layers.draft_vocabulary import common, head_of_target, ids_of
 from ..model.chains import cut_short, off_slots
-from ..projection import Shaping
 from ..temperatures import Policy, samples
 from ..true_states import TrueStates
 from .attention import Cached
@@ -58,11 +58,13 @@ class DFlash:
         factors: Sequence[float] = (),
         tree: TreeShape | None = None,
         least: float = 0.0,
+        ids: Sequence[int] | None = None,
     ) -> None:
         """`draft_length`: at most, and by default, as many as a block has; `factors` as of `at_depth`.
 
         `tree`: draft a tree of the likeliest tokens of so many nodes; None: a chain. `least`: a slot whose likeliest
-        token has a lower probability ends the draft; 0 for none.
+        token has a lower probability ends the draft; 0 for none. `ids`: draft these tokens alone, of those that the
+        network can.
 
         A shorter draft is the beginning of a whole block: slots see each other, and a block of
         another size than the trained one would have other distributions in all of them.
@@ -99,7 +101,11 @@ class DFlash:
                     "nothing; leave them out (--drafter.temperature_factors '[]'), or set --drafter.block.tree chain"
                 )
         self._embed: Any = target.model.get_input_embeddings()
-        self._shaping = Shaping.of(target.model)
+        self.head = head_of_target(target, common(ids_of(net), ids))
+        if tree is not None and tree.children > self.head.draftable:
+            raise RequestError(
+                f"drafter.block.children is {tree.children}, and {self.head.draftable} tokens can be drafted; lower it"
+            )
 
     @property
     def module(self) -> BlockNet:
@@ -109,7 +115,7 @@ class DFlash:
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: the network and the target's projection, once; of states too, keys and values."""
-        return [self.net, *self._of_states, self._target.model.get_output_embeddings()]
+        return [self.net, *self._of_states, self.head.layer]
 
     @property
     def _of_states(self) -> list[nn.Module]:
@@ -147,7 +153,7 @@ class DFlash:
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`, each row's anchor."""
-        logits_BKV = self._shaping(self._product(self._block(last_B)))
+        logits_BKV = self.head.logits(self._block(last_B))
         if self.tree_shape is not None:
             return leaves(last_B, lambda k, at_Bk: said(logits_BKV, k, at_Bk), self.draft_length, self.tree_shape)
         source = uniforms if samples(warper, self.policy) else None
@@ -170,24 +176,20 @@ class DFlash:
         first = self.net.config.first
         return out_BNH[:, first : first + self.draft_length]
 
-    def _product(self, out: Tensor) -> Tensor:
-        """The target's projection of slots [..., H], fp32 [..., V], before what the target does behind it."""
-        return self._target.project(out).float()
-
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The logits of a block behind every token of a known text: `decoding.proposal.TeacherForced`.
 
         Made as training makes them.
         """
         for d, out_XH in enumerate(self._forced(features_SF, tokens_S, depth)):
-            yield self._behind(out_XH, self._product(out_XH), tokens_S[1 + d :][: len(out_XH)])
+            yield self._behind(out_XH, self.head.product(out_XH), tokens_S[1 + d :][: len(out_XH)])
 
     def _behind(self, _out: Tensor, product: Tensor, _token: Tensor) -> Tensor:
         """Logits [..., V] of drafts behind `_token` [...]: here no draft sees another one.
 
-        `_out`: what the projection reads, [..., H]; `product`: what it makes of it.
+        `_out`: what the projection reads, [..., H]; `product`: what it makes of it, [..., U].
         """
-        return self._shaping(product)
+        return self.head.laid_out(self.head.shaping(product))
 
     def _forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """Of every depth what the projection reads, [X, H], for each anchor that has a token to draft there."""

@@ -30,15 +30,17 @@ Shapes: B rows, K drafted tokens, k nodes, C candidates of a slot, r rank, H hid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...decoding.backbone.backbone import Backbone
 from ...errors import RequestError
+from ..layers.draft_vocabulary import ids_of, places_in
 from ..sizes import check_sizes
 from .attention import View
 from .net import BlockLayer, BlockNet, BlockShape
@@ -94,10 +96,11 @@ class DFlash2Layer(BlockLayer):
 class CandidateSelector(nn.Module):
     """What a token says of a slot's candidates: < A[u] * (W h), Bc[b] >."""
 
-    def __init__(self, hidden: int, vocabulary: int, rank: int) -> None:
+    def __init__(self, hidden: int, vocabulary: int, rank: int, drafted: int | None = None) -> None:
+        """`drafted`: how many tokens can be candidates; None: all."""
         super().__init__()
         self.predecessor_codebook = nn.Embedding(vocabulary, rank)
-        self.successor_codebook = nn.Embedding(vocabulary, rank)
+        self.successor_codebook = nn.Embedding(drafted or vocabulary, rank)
         self.hidden_projection = nn.Linear(hidden, rank, bias=False)
         nn.init.normal_(self.predecessor_codebook.weight, std=rank**-0.5)
         nn.init.zeros_(self.successor_codebook.weight)
@@ -108,7 +111,7 @@ class CandidateSelector(nn.Module):
         Args:
             token: [...], the tokens in front.
             slot: [..., H], what the projection reads.
-            best: [..., C], the candidates.
+            best: [..., C], the candidates, as indices in the draft vocabulary where there is one.
         """
         asked = self.predecessor_codebook(token) * self.hidden_projection(slot)
         return (self.successor_codebook(best) @ asked[..., None]).squeeze(-1)
@@ -122,9 +125,11 @@ class DFlash2Net(BlockNet):
     Layer: ClassVar[type[BlockLayer]] = DFlash2Layer
     config: DFlash2Shape
 
-    def __init__(self, config: DFlash2Shape) -> None:
-        super().__init__(config)
-        self.candidate_selector = CandidateSelector(config.hidden, config.vocabulary, config.rank)
+    def __init__(self, config: DFlash2Shape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: as of `BlockNet`."""
+        super().__init__(config, ids)
+        sizes = (config.hidden, config.vocabulary, config.rank, config.draft_vocabulary)
+        self.candidate_selector = CandidateSelector(*sizes)
 
 
 class DFlash2(WalkedBlock):
@@ -133,20 +138,28 @@ class DFlash2(WalkedBlock):
     family = "dflash2"
     net: DFlash2Net
 
+    def __init__(self, net: DFlash2Net, target: Backbone, **settings: Any) -> None:
+        """`settings` are those of `DFlash`."""
+        super().__init__(net, target, **settings)
+        own_U, ids_U = ids_of(net), self.head.ids_U
+        self._rows_U = ids_U if own_U is None or ids_U is None else places_in(own_U, ids_U)
+
     @property
     def weights_read(self) -> list[nn.Module]:
         """As in `DFlash`; of the selector's tables a proposal reads single rows."""
         selector = self.net.candidate_selector
         parts = [each for name, each in self.net.named_children() if name != "candidate_selector"]
         projections = [selector.hidden_projection] * self.draft_length
-        return [*parts, *self._of_states, *projections, self._target.model.get_output_embeddings()]
+        return [*parts, *self._of_states, *projections, self.head.layer]
 
     def _behind(self, out: Tensor, product: Tensor, token: Tensor) -> Tensor:
         """As in `DFlash`: S of the best candidates, -inf elsewhere."""
-        logits = self._shaping(product)
-        top = logits.topk(self.net.config.candidates)
-        score = top.values + self.net.candidate_selector(token, out, top.indices).float()
-        return torch.full_like(logits, -torch.inf).scatter(-1, top.indices, score)
+        logits = self.head.shaping(product)
+        top = logits.topk(min(self.net.config.candidates, self.head.draftable))
+        # of a projection that is cut further than the tables are, the tables' own rows
+        best = top.indices if self._rows_U is None else self._rows_U[top.indices]
+        score = top.values + self.net.candidate_selector(token, out, best).float()
+        return self.head.laid_out(torch.full_like(logits, -torch.inf).scatter(-1, top.indices, score))
 
 
 def check_tree(children: int, candidates: int) -> None:

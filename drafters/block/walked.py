@@ -3,7 +3,8 @@
 What a slot says behind a token is the subclass's `_behind`; drawn from it, a token's q knows the drafted prefix by its
 last token. Read next: `dspark.py` and `selected.py`, two ways to hear that token; `trees.py`, in place of a walk.
 
-Shapes: B rows, K drafted tokens, k nodes, H hidden size, V vocabulary.
+Shapes: B rows, K drafted tokens, k nodes, H hidden size, V vocabulary, U tokens of it that can be
+drafted.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ class WalkedBlock(DFlash):
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`, each row's anchor."""
         out_BKH = self._block(last_B)
-        product_BKV = self._product(out_BKH)
+        product_BKU = self.head.product(out_BKH)
         if self.tree_shape is not None:
 
             def behind(k: int, at_Bk: Tensor) -> Tensor:
-                return self._behind(said(out_BKH, k, at_Bk), said(product_BKV, k, at_Bk), at_Bk)
+                return self._behind(said(out_BKH, k, at_Bk), said(product_BKU, k, at_Bk), at_Bk)
 
             return grown(last_B, behind, self.draft_length, self.tree_shape)
         random_BK = uniforms.take(self.draft_length) if samples(warper, self.policy) else None
         tokens, q, sure = [last_B], [], []
-        for k, (out_BH, product_BV) in enumerate(zip(out_BKH.unbind(1), product_BKV.unbind(1), strict=True)):
-            logits_BV = self._behind(out_BH, product_BV, tokens[-1])
+        for k, (out_BH, product_BU) in enumerate(zip(out_BKH.unbind(1), product_BKU.unbind(1), strict=True)):
+            logits_BV = self._behind(out_BH, product_BU, tokens[-1])
             if self.least:
                 sure.append(self._trusted(logits_BV, out_BH, tokens[-1]))
             if random_BK is None:

@@ -1,7 +1,5 @@
 """What `families.py` names of the EAGLE family: load, draft while training.
 
-What is loaded fits the target, and has a draft vocabulary that is one.
-
 Read next: `net.py` and `net3.py`, the networks; `proposer.py`, how they draft.
 """
 
@@ -10,13 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import nn
 
 from ...decoding.backbone.hidden_states import check_states
-from ...errors import RequestError
 from ..config import DrafterConfig
-from ..folder import REMEDY, read_settings
+from ..folder import read_settings
 from ..projection import check_logits
 from ..tree_file import named_tree
 from ..weights import net_for
@@ -39,6 +35,7 @@ def load_eagle_folder(folder: Path, target: Backbone, *, draft_length: int, conf
         draft_length=draft_length,
         policy=config.policy,
         factors=config.temperature_factors,
+        ids=config.draft_ids,
         paths=named_tree(config.tree, folder, draft_length) or EAGLE_1_TREE,
         top_k=config.eagle.top_k,
         nodes=config.eagle.nodes,
@@ -58,7 +55,12 @@ def draft_by_eagle3(module: nn.Module, target: Backbone, draft_length: int) -> E
 def load_peagle_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Peagle:
     """P-EAGLE; errors as for `load_peagle`."""
     return load_peagle(
-        folder, target, draft_length=draft_length, policy=config.policy, factors=config.temperature_factors
+        folder,
+        target,
+        draft_length=draft_length,
+        policy=config.policy,
+        factors=config.temperature_factors,
+        ids=config.draft_ids,
     )
 
 
@@ -79,7 +81,6 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
     what = f"an {family} network"
     if family == Eagle3.family:
         net = net_for(path, target, lambda: Eagle3Net.from_settings(sizes), what)
-        _check_vocabulary(net, path)
         check_states(net.config.layers, target.model, path / "config.json")
         return Eagle3(net, target, **settings)
     check_logits(target.model)  # whose projection EAGLE-1 drafts by
@@ -94,20 +95,5 @@ def load_peagle(folder: Path, target: Backbone, **settings: Any) -> Peagle:
     """
     _, sizes = read_settings(folder, target, Peagle.family)
     net = net_for(folder, target, lambda: PeagleNet.from_settings(sizes), "a peagle network")
-    _check_vocabulary(net, folder)
     check_states(net.config.layers, target.model, folder / "config.json")
     return Peagle(net, target, **settings)
-
-
-def _check_vocabulary(net: Eagle3Net, folder: Path) -> None:
-    """Raise RequestError where a drafted token would be none of the target's, or two of them the same."""
-    ids_U, V = net.ids_U, net.config.vocabulary
-    known_V = torch.zeros(V, dtype=torch.bool, device=ids_U.device)
-    inside = bool(((ids_U >= 0) & (ids_U < V)).all())
-    if inside:
-        known_V[ids_U] = True
-    if not inside or int(known_V.sum()) < len(ids_U) or not torch.equal(known_V, net.t2d):
-        raise RequestError(
-            f"{folder} holds a draft vocabulary (d2t and t2d) that is no choice of the target's {V:,} tokens, each "
-            f"once; {REMEDY}"
-        )

@@ -13,6 +13,8 @@ D head size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.backbone.stacked import SharedInputLinears
+from ..layers.draft_vocabulary import check_size, count_of, hold
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, Rotary
 from ..layers.passes import Passes, Sunk
 from ..layers.row_split import WHOLE, RowSplit
@@ -168,6 +171,19 @@ class PairNet(StaticParts, ABC):
         return self.finish(residual_BNH, self.attention.joined(attended_BQND, read_BNX))
 
 
+@dataclass(frozen=True)
+class EagleShape(LayerShape):
+    """Sizes of EAGLE-1's network."""
+
+    draft_vocabulary: int | None = None
+    """Tokens that can be drafted; None: all of the target's."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no network can have."""
+        super().__post_init__()
+        check_size(self.draft_vocabulary)
+
+
 class EagleLayer(nn.Module):
     """A Llama layer without the norm before attention, as EAGLE-1's first layer is."""
 
@@ -187,24 +203,26 @@ class EagleNet(PairNet):
 
     family = "eagle"
 
-    def __init__(self, config: LayerShape) -> None:
+    def __init__(self, config: EagleShape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: of the draft vocabulary, ascending; None: it has none, or weights hold them."""
         super().__init__()
         self.config = config
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
         self._fc = SharedInputLinears(self, "fc")
         self.layers = nn.ModuleList([EagleLayer(config)])
         self.rotary = Rotary(config)
+        hold(self, config.draft_vocabulary, ids)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """A network of a drafter folder's sizes, without its weights."""
-        return cls(LayerShape.from_settings(settings))
+        return cls(EagleShape.from_settings(settings))
 
     @classmethod
-    def for_target(cls, target: nn.Module) -> Self:
-        """An untrained network of the sizes of a causal LM of `transformers`, fp32."""
+    def for_target(cls, target: nn.Module, *, ids: Sequence[int] | None = None) -> Self:
+        """An untrained network of the sizes of a causal LM of `transformers`, fp32; `ids`: it drafts these alone."""
         model: Any = target
-        return cls(LayerShape.of(model.config))
+        return cls(EagleShape.of(model.config, draft_vocabulary=count_of(ids)), ids)
 
     @property
     def layer(self) -> EagleLayer:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.stacked import SharedInputLinears
 from ...errors import RequestError
+from ..layers.draft_vocabulary import hold, ids_of, rows_at
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Rotary
 from ..projection import scaled_weight
 from ..sizes import check_layers, check_parts, check_sizes
@@ -112,11 +113,9 @@ class Eagle3Net(PairNet):
         self.lm_head = nn.Linear(H, U, bias=False)
         self._lm_head = SharedInputLinears(self, "lm_head")
         self.rotary = Rotary(config)
-        ids_U = torch.arange(U) if ids is None else torch.tensor(list(ids))
-        # an offset, not the id itself: that is what serving engines add
-        self.register_buffer("d2t", ids_U - torch.arange(U))
+        hold(self, U, ids)
         known_V = torch.zeros(config.vocabulary, dtype=torch.bool)
-        self.register_buffer("t2d", known_V.index_fill(0, ids_U, True))
+        self.register_buffer("t2d", known_V.index_fill(0, self.ids_U, True))
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -138,13 +137,15 @@ class Eagle3Net(PairNet):
         sizes = {"vocabulary": len(weight_VH), "draft_vocabulary": len(ids)}
         made = cls(cls.Shape.of(model.config, **sizes, **chosen), ids)
         with torch.no_grad():
-            made.lm_head.weight.copy_(weight_VH[torch.tensor(list(ids), device=weight_VH.device)])
+            made.lm_head.weight.copy_(rows_at(weight_VH, ids))
         return made
 
     @property
     def ids_U(self) -> Tensor:
         """Target ids of the draft vocabulary."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        ids_U = ids_of(self)
+        assert ids_U is not None  # made with some
+        return ids_U
 
     @property
     def attention(self) -> Attention:

@@ -44,9 +44,10 @@ class Peagle(Eagle3):
         draft_length: int = 4,
         policy: Policy = "sample",
         factors: Sequence[float] = (),
+        ids: Sequence[int] | None = None,
     ) -> None:
-        """`factors`: as of `at_depth`."""
-        super().__init__(net, target, tree="chain", draft_length=draft_length, policy=policy, factors=factors)
+        """`factors`: as of `at_depth`; `ids`: as of `Eagle`."""
+        super().__init__(net, target, tree="chain", draft_length=draft_length, policy=policy, factors=factors, ids=ids)
 
     @property
     def draft_steps(self) -> int:
@@ -56,7 +57,9 @@ class Peagle(Eagle3):
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: the network, once."""
-        return [self.net]
+        if self.head.rows_U is None:
+            return [self.net]
+        return [*(each for name, each in self.net.named_children() if name != "lm_head"), self.head.layer]
 
     @property
     def _most_written(self) -> int:

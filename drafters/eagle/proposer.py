@@ -28,8 +28,8 @@ from ...decoding.sampling import Warper, draw
 from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
 from ...decoding.tree.tree import chain, tree_mask
 from ...errors import RequestError
+from ..layers.draft_vocabulary import DraftHead, common, head_of_target, ids_of
 from ..model.chains import chain_of
-from ..projection import Shaping
 from ..temperatures import Policy, at_depth, samples
 from ..true_states import TrueStates
 from .levels import draw_level, levels_of
@@ -98,11 +98,12 @@ class Eagle:
         paths: Sequence[Sequence[int]] = EAGLE_1_TREE,
         top_k: int = 10,
         nodes: int = 61,
+        ids: Sequence[int] | None = None,
     ) -> None:
         """`draft_length`: depth of a chain or dynamic tree; `paths` is the static tree; `factors` as of `at_depth`.
 
         `top_k` nodes of the dynamic tree are expanded at once, and `nodes`, the root included,
-        are kept, or all where it generates no more.
+        are kept, or all where it generates no more. `ids`: draft these tokens alone, of those that the network can.
         """
         self.net, self._target, self.kind, self.policy, self.factors = net, target, tree, policy, tuple(factors)
         if self.factors and tree == "dynamic":
@@ -112,16 +113,16 @@ class Eagle:
             )
         self._choose_tree(tree, draft_length, paths, nodes)
         self._top_k = top_k
+        self.head = self._head_over(ids)
         width = top_k if tree == "dynamic" else self.tree.width
-        if not 1 <= width <= self._draftable:
+        if not 1 <= width <= self.head.draftable:
             raise RequestError(
-                f"a node would have {width} children; expected 1 to {self._draftable}, the tokens that can be drafted"
+                f"a node would have {width} children; expected 1 to "
+                f"{self.head.draftable}, the tokens that can be drafted"
             )
         if tree == "dynamic":
             self.nodes = min(nodes, _generated(draft_length, top_k))  # more would be computed and always be absent
         self._embed: Any = target.model.get_input_embeddings()
-        self._head: Any = target.model.get_output_embeddings()
-        self._shaping = Shaping.of(target.model)
 
     def _choose_tree(self, kind: str, draft_length: int, paths: Sequence[Sequence[int]], nodes: int) -> None:
         if kind not in get_args(TreeKind):
@@ -150,12 +151,11 @@ class Eagle:
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: in every pass the network, and the target's projection."""
-        return [self.net, self._head] * self.draft_length
+        return [self.net, self.head.layer] * self.draft_length
 
-    @property
-    def _draftable(self) -> int:
-        """How many different tokens can be drafted."""
-        return self._target.vocabulary
+    def _head_over(self, ids: Sequence[int] | None) -> DraftHead:
+        """The projection that drafts: the target's, of the tokens that can be drafted."""
+        return head_of_target(self._target, common(ids_of(self.net), ids))
 
     @property
     def _most_written(self) -> int:
@@ -198,18 +198,26 @@ class Eagle:
         """The network over some pairs; the KV cache has been aimed."""
         return self.net(hidden_BNH, self._embed(tokens_BN), positions_BN, mask, self._kv_cache)
 
+    def _read(self, hidden_BNH: Tensor) -> Tensor:
+        """What the projection reads of an output, [B, N, H]."""
+        return hidden_BNH
+
     def _logits(self, hidden_BNH: Tensor) -> Tensor:
         """Logits [B, N, V], fp32, over the target's vocabulary."""
-        return self._shaping(self._target.project(hidden_BNH).float())
+        return self.head.logits(self._read(hidden_BNH))
 
     def _likeliest(self, hidden_BNH: Tensor) -> Tensor:
         """The token [B, N] of the largest logit, the lowest id among equals."""
-        return self._logits(hidden_BNH).argmax(-1)
+        if self.head.ids_U is None:
+            return self._logits(hidden_BNH).argmax(-1)
+        return self.head.likeliest(self._read(hidden_BNH))
 
     def _drawn(self, hidden_B1H: Tensor, warper: Warper, random_B: Tensor) -> tuple[Tensor, Tensor]:
         """The distribution [B, V] of the next token, and a token [B] drawn from it."""
-        q_BV = warper(self._logits(hidden_B1H)[:, 0])
-        return q_BV, draw(q_BV, random_B)
+        if self.head.ids_U is None:
+            q_BV = warper(self._logits(hidden_B1H)[:, 0])
+            return q_BV, draw(q_BV, random_B)
+        return self.head.drawn(self._read(hidden_B1H)[:, 0], warper, random_B)
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The network's logits along a known text, unrolled: `decoding.proposal.TeacherForced`."""
@@ -356,9 +364,6 @@ class Eagle3(Eagle):
 
     def __init__(self, net: Eagle3Net, target: Backbone, **settings: Any) -> None:
         """`settings`: those of `Eagle`."""
-        self._ids_U = net.ids_U
-        # then the first of equals is the lowest id; in folders of others they may be in any order
-        self._ascending = bool((self._ids_U.diff() > 0).all())
         super().__init__(net, target, **settings)
         self.layers = net.config.layers
 
@@ -366,30 +371,15 @@ class Eagle3(Eagle):
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: states are fused once, layer and own projection go K times."""
         net = self.net
-        return [net.fc, *[net.midlayer, net.norm, net.lm_head] * self.draft_length]
+        return [net.fc, *[net.midlayer, net.norm, self.head.layer] * self.draft_length]
 
-    @property
-    def _draftable(self) -> int:
-        return len(self._ids_U)
+    def _head_over(self, ids: Sequence[int] | None) -> DraftHead:
+        """The network's own projection."""
+        own_U, chosen = self.net.ids_U, None if ids is None else common(self.net.ids_U, ids)
+        return DraftHead(self.net.lm_head, self._target.vocabulary, own=own_U, only=chosen)
 
-    def _logits(self, hidden_BNH: Tensor) -> Tensor:
-        logits_BNU = self.net.head(hidden_BNH).float()
-        shape = (*logits_BNU.shape[:2], self._target.vocabulary)
-        return logits_BNU.new_full(shape, -torch.inf).index_copy(2, self._ids_U, logits_BNU)
-
-    def _likeliest(self, hidden_BNH: Tensor) -> Tensor:
-        """As `Eagle`, among the tokens of the draft vocabulary, whose logits are not laid out over the target's."""
-        if not self._ascending:
-            return super()._likeliest(hidden_BNH)
-        return self._ids_U[self.net.head(hidden_BNH).argmax(-1)]
-
-    def _drawn(self, hidden_B1H: Tensor, warper: Warper, random_B: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Eagle`; on a GPU, where one block of threads reads a row, in the draft vocabulary alone."""
-        if not (self._ascending and hidden_B1H.is_cuda):
-            return super()._drawn(hidden_B1H, warper, random_B)
-        q_BU = warper(self.net.head(hidden_B1H)[:, 0].float())
-        q_BV = q_BU.new_zeros(len(q_BU), self._target.vocabulary).index_copy_(1, self._ids_U, q_BU)
-        return q_BV, self._ids_U[draw(q_BU, random_B)]
+    def _read(self, hidden_BNH: Tensor) -> Tensor:
+        return self.net.head_input(hidden_BNH)
 
 
 def _generated(depth: int, top_k: int) -> int:

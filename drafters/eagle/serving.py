@@ -11,12 +11,14 @@ Shapes: H hidden size.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...errors import RequestError
-from ..export import Export, Served, ServedTarget, check_layers, llama_words, with_mask
+from ..export import Export, Served, ServedTarget, check_layers, llama_words, with_mask, without_map
+from ..layers.draft_vocabulary import common, ids_of
 from .net import EagleNet
 from .net3 import Eagle3Net, Eagle3Shape, fused_layers
 from .peagle import PeagleNet
@@ -27,9 +29,13 @@ def eagle_for_vllm(net: EagleNet, target: ServedTarget, _how: Served) -> Export:
     return _eagle1(net, target, "LlamaForCausalLM")
 
 
-def eagle_for_sglang(net: EagleNet, target: ServedTarget, _how: Served) -> Export:
-    """EAGLE-1 and EAGLE-2, whose weights are the same, for SGLang."""
-    return _eagle1(net, target, "LlamaForCausalLMEagle")
+def eagle_for_sglang(net: EagleNet, target: ServedTarget, how: Served) -> Export:
+    """EAGLE-1 and EAGLE-2, whose weights are the same, for SGLang, which takes a draft vocabulary from a file."""
+    hot_U = ids_of(net)
+    if how.ids is not None:
+        # of shapes alone it is not known which they are
+        hot_U = torch.tensor(list(how.ids if hot_U is None or hot_U.is_meta else common(hot_U, how.ids) or ()))
+    return replace(_eagle1(net, target, "LlamaForCausalLMEagle"), hot_ids=hot_U)
 
 
 def _eagle1(net: EagleNet, target: ServedTarget, architecture: str) -> Export:
@@ -41,7 +47,7 @@ def _eagle1(net: EagleNet, target: ServedTarget, architecture: str) -> Export:
     own = {"architectures": [architecture], "bias": False, "logit_scale": target.logit_scale}
     config = {**llama_words(net.config, target), **own}
     # SGLang always has this bias and would leave it as it came; vLLM never has it
-    tensors = {**net.state_dict(), "fc.bias": torch.zeros(net.config.hidden)}
+    tensors = {**without_map(net), "fc.bias": torch.zeros(net.config.hidden)}
     scale_2H = torch.ones(2 * net.config.hidden)
     scale_2H[: net.config.hidden] = target.embedding_scale
     tensors["fc.weight"] = tensors["fc.weight"] * scale_2H

@@ -12,6 +12,7 @@ vocabulary, X any number of leading dimensions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.backbone import Backbone
 from ..folder import read_settings
+from ..layers.draft_vocabulary import check_size, count_of, hold
 from ..projection import Projection, check_logits
 from ..sizes import check_sizes
 from ..weights import net_for
@@ -37,11 +39,14 @@ class BpdShape:
     """Units of the inner layer per output; it has k times as many."""
     hidden: int
     vocabulary: int
+    draft_vocabulary: int | None = None
+    """Tokens that can be drafted; None: all of the target's."""
     shared_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no layer can have."""
         check_sizes(block=self.block, inner=self.inner, hidden=self.hidden, vocabulary=self.vocabulary)
+        check_size(self.draft_vocabulary, self.vocabulary)
         if self.block < 2:
             raise ValueError(f"block is {self.block}; expected 2 or more, the target's own token among them")
 
@@ -91,13 +96,15 @@ class BpdHeads(Heads):
 
     family = "bpd"
 
-    def __init__(self, config: BpdShape) -> None:
+    def __init__(self, config: BpdShape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: of the draft vocabulary, as of `MedusaHeads`."""
         super().__init__()
         self.config = config
         units = config.block * config.inner
         self.first = nn.Linear(config.hidden, units)
         self.second = Outputs(units, config.heads, config.hidden)
         self.lm_heads = empty_heads(config)
+        hold(self, config.draft_vocabulary, ids)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -105,10 +112,12 @@ class BpdHeads(Heads):
         return cls(BpdShape.from_settings(settings))
 
     @classmethod
-    def for_target(cls, target: nn.Module, *, block: int, inner: int | None = None) -> Self:
-        """Untrained outputs for a causal LM of `transformers`, fp32; `inner` its hidden size."""
+    def for_target(
+        cls, target: nn.Module, *, block: int, inner: int | None = None, ids: Sequence[int] | None = None
+    ) -> Self:
+        """Untrained outputs for a causal LM of `transformers`, fp32; by default `inner` is its hidden size."""
         V, H = Projection.of(target).weight_VH.shape
-        return cls(BpdShape(block, inner or H, H, V))
+        return cls(BpdShape(block, inner or H, H, V, count_of(ids)), ids)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
         """[..., H] -> what the projection reads for every output but the first, [..., K, H]."""
@@ -129,15 +138,17 @@ class Bpd(Medusa):
 
     family = "bpd"
 
-    def __init__(self, heads: Heads, target: Backbone, *, paths: Paths | None = None) -> None:
-        """`paths`: a tree (`tree_of_paths`); by default the chain of the likeliest k - 1 tokens.
+    def __init__(
+        self, heads: Heads, target: Backbone, *, paths: Paths | None = None, ids: Sequence[int] | None = None
+    ) -> None:
+        """`paths`: a tree (`tree_of_paths`), default: the chain of the likeliest k - 1 tokens; `ids`: as of `Medusa`.
 
         Raises:
             RequestError: the tree is deeper than there are outputs, or is no tree.
         """
         if paths is None:
             paths = block_chain(heads.config.heads)
-        super().__init__(heads, target, paths=paths)
+        super().__init__(heads, target, paths=paths, ids=ids)
 
 
 def block_chain(heads: int) -> Paths:
@@ -145,8 +156,8 @@ def block_chain(heads: int) -> Paths:
     return [[0] * depth for depth in range(1, heads + 1)]
 
 
-def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None) -> Bpd:
-    """Load a BPD drafter folder for `target`; the tree is as for `Bpd`.
+def load_bpd(folder: str | Path, target: Backbone, **settings: Any) -> Bpd:
+    """Load a BPD drafter folder for `target`; `settings` are those of `Bpd`.
 
     Raises:
         RequestError: the folder is no BPD drafter, or was made for another target; the message
@@ -155,4 +166,4 @@ def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None
     _, sizes = read_settings(folder, target, Bpd.family)
     heads = net_for(Path(folder), target, lambda: BpdHeads.from_settings(sizes), "a BPD layer")
     check_logits(target.model)
-    return Bpd(heads, target, paths=paths)
+    return Bpd(heads, target, **settings)

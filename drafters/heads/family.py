@@ -8,7 +8,7 @@ Read next: `medusa.py`, `hydra.py`, `bpd.py`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from ...errors import RequestError
 from ..config import CHAIN_TREE, DrafterConfig
 from ..export import Export, Served, ServedTarget
 from ..folder import read_entry
+from ..layers.draft_vocabulary import ids_of
 from ..tree_file import named_tree
 from .bpd import Bpd, BpdHeads, load_bpd
 from .hydra import Hydra, HydraHeads, hydra_on, load_hydra
@@ -28,18 +29,24 @@ if TYPE_CHECKING:
 
 def load_medusa_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Medusa:
     """Errors as for `load_medusa`; a tree says how much is drafted, of a chain `draft_length`."""
-    return load_medusa(folder, target, paths=_tree(folder, config, draft_length), nodes=config.medusa.nodes)
+    return load_medusa(folder, target, **_how(folder, config, draft_length))
 
 
 def load_hydra_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Hydra:
     """Errors as for `load_hydra`; a tree says how much is drafted, of a chain `draft_length`."""
-    return load_hydra(folder, target, paths=_tree(folder, config, draft_length), nodes=config.medusa.nodes)
+    return load_hydra(folder, target, **_how(folder, config, draft_length))
 
 
 def load_bpd_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Bpd:
     """Errors as for `load_bpd`; its default is a chain of the block, and `draft_length` says nothing."""
     paths = None if config.tree == CHAIN_TREE else named_tree(config.tree, folder, draft_length)
-    return load_bpd(folder, target, paths=paths)
+    return load_bpd(folder, target, paths=paths, ids=config.draft_ids)
+
+
+def _how(folder: Path, config: DrafterConfig, draft_length: int) -> dict[str, Any]:
+    """How heads draft, as the recipe has it."""
+    tree = _tree(folder, config, draft_length)
+    return {"paths": tree, "nodes": config.medusa.nodes, "ids": config.draft_ids}
 
 
 def _tree(folder: Path, config: DrafterConfig, draft_length: int) -> tuple[IndexPath, ...] | None:
@@ -93,9 +100,13 @@ def medusa(heads: MedusaHeads, target: ServedTarget, how: Served) -> Export:
         "num_hidden_layers": shape.layers,
         "medusa_fc_bias": True,  # without the word biases are dropped
     }
+    ids_U = ids_of(heads)
     if shape.shared_head:
         if how.head_VH is None:
             raise ValueError("shared heads are exported with the target's projection")
         config["original_lm_head"] = True
-        tensors["lm_head.weight"] = how.head_VH
+        tensors["lm_head.weight"] = how.head_VH if ids_U is None else how.head_VH[ids_U]
+    if ids_U is not None:
+        config["truncated_vocab_size"] = len(ids_U)
+        tensors["token_map"] = ids_U
     return Export(config, tensors)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +35,13 @@ from ...decoding.sampling import Warper
 from ...decoding.tree.build import Choices
 from ..eagle.net import EagleLayer
 from ..folder import read_settings
+from ..layers.draft_vocabulary import count_of, rows_at
 from ..layers.llama import LayerShape, Norm, Rotary
 from ..layers.passes import Passes
 from ..projection import check_logits, scaled_weight
 from ..true_states import TrueStates
 from ..weights import net_for
-from .medusa import HeadsOnTree, MedusaHeads, MedusaShape, Paths, ResidualBlock, copy_projection, head_logits
+from .medusa import HeadsOnTree, MedusaHeads, MedusaShape, ResidualBlock, copy_projection
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ class HydraHeads(MedusaHeads):
     a `prefix`, whose output takes the place of h_t; `forward` and the blocks read that.
     """
 
-    def __init__(self, config: HydraShape) -> None:
+    def __init__(self, config: HydraShape, ids: Sequence[int] | None = None) -> None:
         """As `MedusaHeads`."""
-        super().__init__(config)
+        super().__init__(config, ids)
         self.prefix = None if config.prefix is None else PrefixLayer(config.prefix)
         self.family = "hydra" if config.prefix is None else "hydra++"
 
@@ -101,15 +102,23 @@ class HydraHeads(MedusaHeads):
 
     @classmethod
     def for_target(
-        cls, target: nn.Module, *, heads: int, layers: int = 1, shared_head: bool = False, prefix: bool = False
+        cls,
+        target: nn.Module,
+        *,
+        heads: int,
+        layers: int = 1,
+        shared_head: bool = False,
+        prefix: bool = False,
+        ids: Sequence[int] | None = None,
     ) -> Self:
         """As `MedusaHeads`, with a layer of the target's sizes before the heads if there is to be one."""
         model: Any = target
         weight_VH = scaled_weight(target)
         V, H = weight_VH.shape
         layer = LayerShape.of(model.config) if prefix else None
-        made = cls(HydraShape(heads, layers, H, V, shared_head, layer))
-        copy_projection(made.lm_heads, weight_VH)
+        shape = HydraShape(heads, layers, H, V, shared_head, layer, draft_vocabulary=count_of(ids))
+        made = cls(shape, ids)
+        copy_projection(made.lm_heads, rows_at(weight_VH, ids))
         return made
 
     def block(self, k: int) -> nn.Module:
@@ -132,9 +141,9 @@ class Hydra(HeadsOnTree):
     family = "hydra"
     heads: HydraHeads
 
-    def __init__(self, heads: HydraHeads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> None:
-        """As `HeadsOnTree`."""
-        super().__init__(heads, target, paths=paths, nodes=nodes)
+    def __init__(self, heads: HydraHeads, target: Backbone, **settings: Any) -> None:
+        """`settings`: those of `HeadsOnTree`."""
+        super().__init__(heads, target, **settings)
         self._embed: Any = target.model.get_input_embeddings()
 
     @property
@@ -145,12 +154,9 @@ class Hydra(HeadsOnTree):
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: a head for every level, and the projection after it."""
-        heads, target = self.heads, cast(Any, self._target.model)
-        levels = range(self.draft_length)
-        shared = [target.get_output_embeddings()] * len(heads.blocks)
-        projections = shared if heads.config.shared_head else heads.lm_heads
+        heads, levels = self.heads, range(self.draft_length)
         prefix = [] if heads.prefix is None else [heads.prefix]
-        return [*prefix, *(part for k in levels for part in (heads.blocks[k], projections[k]))]
+        return [*prefix, *(part for k in levels for part in (heads.blocks[k], self._drafting[k].layer))]
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
         """The tree after `last_B`, every node the likeliest after its path."""
@@ -174,7 +180,7 @@ class Hydra(HeadsOnTree):
     def logits(self, depth: int, given_BKF: Tensor) -> Tensor:
         """fp32 logits [B, K, V] of the tokens after some nodes; the root has depth 0."""
         hidden_BKH = self.heads.blocks[depth](given_BKF)
-        return head_logits(self.heads, depth, hidden_BKH, self._projection)
+        return self._drafting[depth].logits(hidden_BKH)
 
 
 class _Level(NamedTuple):
@@ -262,14 +268,14 @@ class HydraPlus(Hydra):
         return self.heads.prefix(hidden_BEH, positions_BE, mask, self._states.kv_cache)
 
 
-def hydra_on(heads: HydraHeads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> Hydra:
-    """The drafter of some heads, with their layer if they have one; the tree is as for `Hydra`."""
+def hydra_on(heads: HydraHeads, target: Backbone, **settings: Any) -> Hydra:
+    """The drafter of some heads, with their layer if they have one; `settings` are those of `HeadsOnTree`."""
     kind = Hydra if heads.prefix is None else HydraPlus
-    return kind(heads, target, paths=paths, nodes=nodes)
+    return kind(heads, target, **settings)
 
 
-def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> Hydra:
-    """Load a Hydra or Hydra++ drafter folder for `target`; the tree is as for `Hydra`.
+def load_hydra(folder: str | Path, target: Backbone, **settings: Any) -> Hydra:
+    """Load a Hydra or Hydra++ drafter folder for `target`; `settings` are those of `HeadsOnTree`.
 
     Raises:
         RequestError: the folder is no Hydra drafter, or was made for another target; the message
@@ -279,7 +285,7 @@ def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = No
     heads = net_for(Path(folder), target, lambda: HydraHeads.from_settings(sizes), "Hydra heads")
     if heads.config.shared_head:
         check_logits(target.model)
-    return hydra_on(heads, target, paths=paths, nodes=nodes)
+    return hydra_on(heads, target, **settings)
 
 
 class PrefixLayer(EagleLayer):

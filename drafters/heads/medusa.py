@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from ...decoding.tree.search import Path as IndexPath
 from ...decoding.tree.search import best_tree_greedy
 from ...errors import RequestError
 from ..folder import read_settings
+from ..layers.draft_vocabulary import DraftHead, as_layer, check_size, common, count_of, hold, ids_of, rows_at
 from ..projection import Projection, check_logits, scaled_weight
 from ..sizes import check_parts, check_sizes
 from ..weights import net_for
@@ -48,11 +49,14 @@ class MedusaShape:
     hidden: int
     vocabulary: int
     shared_head: bool = False
+    draft_vocabulary: int | None = field(default=None, kw_only=True)
+    """Tokens that can be drafted; None: all of the target's."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no heads can have."""
         check_sizes(heads=self.heads, layers=self.layers, hidden=self.hidden, vocabulary=self.vocabulary)
         check_parts(self.heads * self.layers, f"{self.heads} heads of {self.layers} layers")
+        check_size(self.draft_vocabulary, self.vocabulary)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -96,14 +100,33 @@ class Heads(nn.Module, ABC):
         """What the projection of head k, counted from 1, reads: [..., F] -> [..., H]."""
 
     def logits(self, hidden_XKH: Tensor, target: Projection) -> Tensor:
-        """fp32 logits [..., K, V] after `forward`, of the first K heads.
+        """fp32 logits [..., K, V] after `forward`, of the first K heads; -inf of tokens that cannot be drafted.
 
         `target` is the target's own projection, which is read where it is shared.
         """
+        return self.logits_by(self.over(target), hidden_XKH)
+
+    def logits_by(self, over: Sequence[DraftHead], hidden_XKH: Tensor) -> Tensor:
+        """The same by the heads' projections, as `over` gives them."""
         if self.config.shared_head:  # one product for all of them
-            return target.logits(hidden_XKH)
-        K = hidden_XKH.shape[-2]
-        return torch.stack([head_logits(self, k, hidden_XKH[..., k, :], target) for k in range(K)], -2)
+            return over[0].logits(hidden_XKH)
+        return torch.stack([over[k].logits(hidden_XH) for k, hidden_XH in enumerate(hidden_XKH.unbind(-2))], -2)
+
+    def over(self, target: Projection, ids: Sequence[int] | None = None) -> list[DraftHead]:
+        """The projection of every head, its own or the target's, of the tokens that can be drafted.
+
+        Args:
+            ids: draft these alone, of those that the heads can; None: all of them.
+        """
+        own_U, vocabulary = ids_of(self), self.config.vocabulary
+        if self.config.shared_head:
+            layer, only = as_layer(target.weight_VH, target.bias_V), common(own_U, ids)
+            head = DraftHead(layer, vocabulary, only=only, shaping=target.shaping, product=target.product)
+            return [head] * self.config.heads
+        only, own = None if ids is None else common(own_U, ids), cast("Sequence[nn.Linear]", self.lm_heads)
+        return [
+            DraftHead(each, vocabulary, own=own_U, only=only, product=Projection(each.weight).product) for each in own
+        ]
 
 
 class MedusaHeads(Heads):
@@ -120,12 +143,17 @@ class MedusaHeads(Heads):
 
     family = "medusa"
 
-    def __init__(self, config: MedusaShape) -> None:
-        """Heads whose own projections hold nothing yet; `for_target` copies them."""
+    def __init__(self, config: MedusaShape, ids: Sequence[int] | None = None) -> None:
+        """Heads whose own projections hold nothing yet; `for_target` copies them.
+
+        Args:
+            ids: of the draft vocabulary, ascending; None where there is none, or weights are loaded, which hold them.
+        """
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleList(self.block(k) for k in range(1, config.heads + 1))
         self.lm_heads = empty_heads(config)
+        hold(self, config.draft_vocabulary, ids)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -133,12 +161,20 @@ class MedusaHeads(Heads):
         return cls(MedusaShape.from_settings(settings))
 
     @classmethod
-    def for_target(cls, target: nn.Module, *, heads: int, layers: int = 1, shared_head: bool = False) -> Self:
-        """Untrained heads for a causal LM of `transformers`, fp32."""
+    def for_target(
+        cls,
+        target: nn.Module,
+        *,
+        heads: int,
+        layers: int = 1,
+        shared_head: bool = False,
+        ids: Sequence[int] | None = None,
+    ) -> Self:
+        """Untrained heads for a causal LM of `transformers`, fp32, which draft `ids`, or all tokens."""
         weight_VH = scaled_weight(target)
         V, H = weight_VH.shape
-        made = cls(MedusaShape(heads, layers, H, V, shared_head))
-        copy_projection(made.lm_heads, weight_VH)
+        made = cls(MedusaShape(heads, layers, H, V, shared_head, draft_vocabulary=count_of(ids)), ids)
+        copy_projection(made.lm_heads, rows_at(weight_VH, ids))
         return made
 
     def block(self, _k: int) -> nn.Module:
@@ -157,10 +193,11 @@ class MedusaHeads(Heads):
 def empty_heads(config: Any) -> nn.ModuleList:
     """A projection for every head, its weights not set; none where the target's is shared."""
     count = 0 if config.shared_head else config.heads
+    rows = config.draft_vocabulary or config.vocabulary
     device = torch.get_default_device()  # which `skip_init` does not look at
     return nn.ModuleList(
         # at once overwritten: to draw random weights first takes seconds for a large vocabulary
-        nn.utils.skip_init(nn.Linear, config.hidden, config.vocabulary, bias=False, device=device)
+        nn.utils.skip_init(nn.Linear, config.hidden, rows, bias=False, device=device)
         for _ in range(count)
     )
 
@@ -170,12 +207,6 @@ def copy_projection(lm_heads: nn.ModuleList, weight_VH: Tensor) -> None:
     with torch.no_grad():
         for parameter in lm_heads.parameters():
             parameter.copy_(weight_VH)
-
-
-def head_logits(module: Any, k: int, hidden_XH: Tensor, target: Projection) -> Tensor:
-    """fp32 logits [..., V] of head k, counted from 0, by its own projection or the target's."""
-    own = target if module.config.shared_head else Projection(module.lm_heads[k].weight)
-    return own.logits(hidden_XH)
 
 
 class HeadsOnTree(ABC):
@@ -191,15 +222,26 @@ class HeadsOnTree(ABC):
     """Whether steps may be left to another drafter, by `skip`."""
     layers: Sequence[int] = (LAST,)
 
-    def __init__(self, heads: Heads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> None:
+    def __init__(
+        self,
+        heads: Heads,
+        target: Backbone,
+        *,
+        paths: Paths | None = None,
+        nodes: int = 20,
+        ids: Sequence[int] | None = None,
+    ) -> None:
         """`paths`: the tree (`tree_of_paths`); by default `default_paths` of `nodes` nodes.
+
+        `ids`: draft these tokens alone, of those that the heads can.
 
         Raises:
             RequestError: the tree is deeper than there are heads, or is no tree.
         """
         self.heads, self._target = heads, target
-        self._projection = Projection.of(target.model)
-        self._choices = static_tree(paths, heads=heads.config.heads, vocabulary=heads.config.vocabulary, nodes=nodes)
+        self._drafting = heads.over(Projection.of(target.model), ids)
+        vocabulary = self._drafting[0].draftable
+        self._choices = static_tree(paths, heads=heads.config.heads, vocabulary=vocabulary, nodes=nodes)
 
     @property
     def module(self) -> Heads:
@@ -224,8 +266,12 @@ class HeadsOnTree(ABC):
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: the heads, and once the target's projection if they share it."""
-        shared: Any = self._target.model
-        return [self.heads, *([shared.get_output_embeddings()] * self.heads.config.shared_head)]
+        if self.heads.config.shared_head:
+            return [self.heads, self._drafting[0].layer]
+        if self._drafting[0].rows_U is None:
+            return [self.heads]
+        parts = [each for name, each in self.heads.named_children() if name != "lm_heads"]
+        return [*parts, *(head.layer for head in self._drafting)]
 
     @property
     def nodes(self) -> int:
@@ -256,7 +302,7 @@ class HeadsOnTree(ABC):
         """Logits of every head along a known text: `decoding.proposal.TeacherForced`."""
         for k in range(1, min(depth, self.heads.config.heads, len(tokens_S) - 2) + 1):
             read_XH = self.heads.head(k, self.given(k, hidden_SH, tokens_S))
-            yield head_logits(self.heads, k - 1, read_XH, self._projection)
+            yield self._drafting[k - 1].logits(read_XH)
 
     def given(self, k: int, hidden_SH: Tensor, _tokens_S: Tensor) -> Tensor:
         """What head k reads at every position of a text that has a token k + 1 positions ahead."""
@@ -279,7 +325,7 @@ class Medusa(HeadsOnTree):
     def logits(self) -> Tensor:
         """Logits of the tokens after the root, fp32 [B, K, V]."""
         hidden_BKH = self.heads(self._hidden_BH.to(self.heads.dtype))
-        return self.heads.logits(hidden_BKH, self._projection)
+        return self.heads.logits_by(self._drafting, hidden_BKH)
 
 
 def last_features(features: Sequence[Tensor]) -> Tensor:
@@ -330,8 +376,8 @@ def default_paths(heads: int, nodes: int, *, ranks: int = 8) -> tuple[IndexPath,
     return tuple(best_tree_greedy(0.6 * 0.8**depth_D1 * 0.3**rank_R, nodes))
 
 
-def load_medusa(folder: str | Path, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> Medusa:
-    """Load a Medusa drafter folder for `target`; the tree is as for `Medusa`.
+def load_medusa(folder: str | Path, target: Backbone, **settings: Any) -> Medusa:
+    """Load a Medusa drafter folder for `target`; `settings` are those of `HeadsOnTree`.
 
     Raises:
         RequestError: the folder is no Medusa drafter, or was made for another target; the message
@@ -341,4 +387,4 @@ def load_medusa(folder: str | Path, target: Backbone, *, paths: Paths | None = N
     heads = net_for(Path(folder), target, lambda: MedusaHeads.from_settings(sizes), "Medusa heads")
     if heads.config.shared_head:
         check_logits(target.model)
-    return Medusa(heads, target, paths=paths, nodes=nodes)
+    return Medusa(heads, target, **settings)

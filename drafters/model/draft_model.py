@@ -11,13 +11,14 @@ positions that the draft has, and what comes of it is absent from the proposal.
 Read next: `history.py`, the text so far; `ensemble.py` and `adapters.py`,
 several drafts at once.
 
-Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
+Shapes: B rows, K drafted tokens, V target vocabulary, U tokens of it that can be drafted, W tokens fed at once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from ...decoding.sampling import Warper, draw
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..history import History
+from ..layers.draft_vocabulary import among_all, ids_of
 from ..temperatures import Policy, at_depth, samples
 from .adapters import RowBackbone, active_adapter, adapter_names, use
 from .chains import chain_of
@@ -207,7 +209,18 @@ class DraftModel:
         start_B = self.limit.inside(start_B, tokens_BW.shape[1])
         logits_BWV = self.backbone.forward(tokens_BW, start_B, tree, self._kv_cache, keep=keep)
         logits_BV = logits_BWV[:, -1] if at_B is None else row_of(logits_BWV, at_B)
-        return fit_vocabulary(logits_BV, self.vocabulary)
+        return self._over_all(logits_BV)
+
+    def _over_all(self, logits_BV: Tensor) -> Tensor:
+        """Logits as wide as the target's, of whatever rows the model has."""
+        if self._ids_U is None:
+            return fit_vocabulary(logits_BV, self.vocabulary)
+        return among_all(logits_BV, self._ids_U, self.vocabulary)
+
+    @cached_property
+    def _ids_U(self) -> Tensor | None:
+        """The tokens that can be drafted; None: all that the model has a row for."""
+        return ids_of(self.module)
 
 
 def fit_vocabulary(logits_BV: Tensor, vocabulary: int) -> Tensor:

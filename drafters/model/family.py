@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from ...decoding.backbone.backbone import Backbone
@@ -17,6 +18,8 @@ from ..config import BY_AUTO, DrafterConfig
 from ..families import FAMILIES, Corpora
 from ..folder import REMEDY, is_drafter, kind_of, names_in, read_entry, read_settings
 from ..identity import TargetIdentity
+from ..layers.draft_vocabulary import common, restrict
+from ..layers.named_ids import read_ids
 from ..registry import load_drafter
 from ..weights import check_finite
 from .adapters import adapter_names, take_up
@@ -45,6 +48,8 @@ def load_draft_model(
     config = config or DrafterConfig()
     drafter = DraftModel(backbone, target.vocabulary, **_how(draft_length, config))
     take_up(drafter.module, folder, entry["settings"], config.adapter)
+    own = read_ids(folder, entry["settings"], target.vocabulary)
+    restrict(drafter.module, config.draft_ids if own is None else common(torch.tensor(own), config.draft_ids))
     check_finite(drafter.module, folder)
     return drafter
 
@@ -59,7 +64,9 @@ def load_pard(folder: Path, target: Backbone, *, draft_length: int = 4, config: 
     read_entry(folder)["identity"].check_same(TargetIdentity.of(target), str(folder), any_states=any_states)
     backbone = load_target(str(folder), device=str(target.device))
     mask = need_mask(backbone.model.config, folder)
-    drafter = Pard(backbone, target.vocabulary, mask=mask, **_how(draft_length, config or DrafterConfig()))
+    config = config or DrafterConfig()
+    drafter = Pard(backbone, target.vocabulary, mask=mask, **_how(draft_length, config))
+    restrict(drafter.module, config.draft_ids)
     check_finite(drafter.module, folder)
     return drafter
 
@@ -121,7 +128,9 @@ def load_quantised_folder(folder: Path, target: Backbone, *, draft_length: int, 
 
 def load_early_exit_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> EarlyExit:
     """Errors as for `load_early_exit`."""
-    return load_early_exit(folder, target, **_how(draft_length, config))
+    drafter = load_early_exit(folder, target, **_how(draft_length, config))
+    restrict(drafter.module, config.draft_ids)
+    return drafter
 
 
 def _how(draft_length: int, config: DrafterConfig) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ...errors import RequestError
 from ..folder import REMEDY
 from ..temperatures import Policy, samples
 from .chains import off_slots
-from .draft_model import DraftModel, fit_vocabulary
+from .draft_model import DraftModel
 
 SERVED_AS = "pard"
 
@@ -116,7 +116,8 @@ class Pard(DraftModel):
         if not keep:
             at_BK = (lengths_B - start_B).clamp_max(gap - 1)[:, None] + torch.arange(length, device=start_B.device)
             logits_BXV = logits_BXV.gather(1, at_BK[..., None].expand(-1, -1, logits_BXV.shape[-1]))
-        return without_mask(fit_slots(logits_BXV, self.vocabulary), self.mask)
+        logits_BKV = self._over_all(logits_BXV.flatten(0, 1)).unflatten(0, logits_BXV.shape[:2])
+        return without_mask(logits_BKV, self.mask)
 
 
 def mark(model: Any, mask: int) -> None:
@@ -149,11 +150,6 @@ def need_mask(config: Any, folder: Path) -> int:
             f"{REMEDY}"
         )
     return mask
-
-
-def fit_slots(logits_BKV: Tensor, vocabulary: int) -> Tensor:
-    """`fit_vocabulary` of every slot."""
-    return fit_vocabulary(logits_BKV.flatten(0, 1), vocabulary).view(*logits_BKV.shape[:2], vocabulary)
 
 
 def without_mask(logits: Tensor, mask: int) -> Tensor:

@@ -39,6 +39,7 @@ def load_mtp_folder(folder: Path, target: Backbone, *, draft_length: int, config
         draft_length=draft_length,
         policy=config.policy,
         factors=config.temperature_factors,
+        ids=config.draft_ids,
         paths=named_tree(config.tree, folder, draft_length) or EAGLE_1_TREE,
         top_k=config.eagle.top_k,
         nodes=config.eagle.nodes,
@@ -61,6 +62,5 @@ class Mtp(Eagle):
         super().__init__(net, target, **settings)
         self.layers = (net.reads,)
 
-    def _logits(self, hidden_BNH: Tensor) -> Tensor:
-        """Logits [B, N, V], fp32, of what the module puts out."""
-        return super()._logits(self.net.head_input(hidden_BNH))
+    def _read(self, hidden_BNH: Tensor) -> Tensor:
+        return self.net.head_input(hidden_BNH)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.backbone.hidden_states import UNNORMED
+from ..layers.draft_vocabulary import check_size
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, Rotary, sizes_like, turned
 from ..sizes import check_sizes
 
@@ -40,11 +41,14 @@ class MtpShape(LayerShape):
     """Biases of queries, keys and values."""
     blank_first: bool = False
     """Whether the pair at position 0 has zeros in place of its token's embedding."""
+    draft_vocabulary: int | None = None
+    """Tokens that can be drafted; None: all of the target's."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no layer can have."""
         super().__post_init__()
         check_sizes(rotary=self.rotary)
+        check_size(self.draft_vocabulary)
         if self.rotary > self.head_size or self.rotary % 2:
             raise ValueError(f"rotary is {self.rotary}; expected an even number up to head_size, {self.head_size}")
         flags = {name: getattr(self, name) for name in ("query_norm", "gated", "bias", "blank_first")}

@@ -12,6 +12,7 @@ attention reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from ...decoding.backbone.hidden_states import LAST, UNNORMED
 from ...decoding.backbone.stacked import SharedInputLinears
 from ..eagle.net import PairNet
+from ..layers.draft_vocabulary import count_of, hold
 from ..layers.llama import Norm
 from .layers import MtpAttention, MtpLayer, MtpShape, rotary_of
 
@@ -29,7 +31,8 @@ class MtpNet(PairNet):
 
     family = "mtp"
 
-    def __init__(self, config: MtpShape) -> None:
+    def __init__(self, config: MtpShape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: of the draft vocabulary, as of `EagleNet`."""
         super().__init__()
         self.config = config
         self.pre_fc_norm_embedding = Norm(config.hidden, config.eps)
@@ -39,6 +42,7 @@ class MtpNet(PairNet):
         self.layers = nn.ModuleList([MtpLayer(config)])
         self.norm = Norm(config.hidden, config.eps)
         self.rotary = rotary_of(config)
+        hold(self, config.draft_vocabulary, ids)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -46,10 +50,10 @@ class MtpNet(PairNet):
         return cls(MtpShape.from_settings(settings))
 
     @classmethod
-    def for_target(cls, target: nn.Module, *, state: str = "behind") -> Self:
-        """An untrained network of the sizes of a causal LM of `transformers`, fp32."""
+    def for_target(cls, target: nn.Module, *, state: str = "behind", ids: Sequence[int] | None = None) -> Self:
+        """An untrained network of the sizes of a causal LM of `transformers`, fp32; `ids`: it drafts these alone."""
         model: Any = target
-        return cls(MtpShape.of(model.config, state=state))
+        return cls(MtpShape.of(model.config, state=state, draft_vocabulary=count_of(ids)), ids)
 
     @property
     def reads(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RequestError
-from ..export import Export, Served, ServedTarget, llama_words
+from ..export import Export, Served, ServedTarget, llama_words, without_map
 from ..layers.rope import PLAIN
 from .layers import MtpShape
 from .net import MtpNet
@@ -47,7 +47,7 @@ def _scaled(net: MtpNet, scale: float) -> dict[str, Tensor]:
     The state that is fed back is as many times as long, and goes through a norm first, which takes that out again but
     for its epsilon.
     """
-    weights = net.state_dict()
+    weights = without_map(net)
     return weights | {"norm.weight": weights["norm.weight"] * scale}
 
 

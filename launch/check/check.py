@@ -198,6 +198,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     from ...data.rows.records import Placed, RecordReader
     from ...data.rows.report import Tally, check_tally
     from ...data.rows.sources import open_sources
+    from ...trainers.student.fused import coverage
     from ...trainers.teacher.unused import check_unused
 
     data = recipe.data
@@ -217,8 +218,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
         else:
             tally.reject(row, encoded)
     check_unused(recipe, texts)
-    coverage = recipe.record.hook("coverage")
-    covered = "" if coverage is None else coverage(recipe, labels)
+    covered = coverage(recipe, labels)
     unembedded = _check_embedded(recipe, models, [number for text in texts for number in text], "a row")
     # a few bad rows among the first ones prove nothing about the share in all
     allowed = data.max_rejected_share

@@ -29,8 +29,9 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
     speaks: Any = student if target is None else target
     vocabulary = int(speaks.config.get_text_config(decoder=True).vocab_size)
     # logits, their softmax and gradient of draft and target exist for one chunk at a time
-    chunk = chunk_of(recipe.objective.chunk, vocabulary) * vocabulary * 4 * BYTES["fp32"]
+    chunk = chunk_of(recipe.objective.chunk, vocabulary) * _logit_widths(recipe, vocabulary) * BYTES["fp32"]
     need = {"weights, gradient and moments": _state(recipe, student, devices), "a chunk of logits": float(chunk)}
+    need |= _cut_rows(recipe, student)
     frozen = parameters(student) - trained(student)
     if frozen:
         need["the adapter's base"] = frozen * float(BYTES["fp32"])
@@ -45,6 +46,24 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
         early = _for_the_proof(recipe, target) - sum(need.values()) + need["the target's ends"]
         need |= {"layers that prove the engine": early} if early > 0 else {}
     return need
+
+
+def _logit_widths(recipe: Recipe, vocabulary: int) -> int:
+    """Numbers of a position's logits that are there at once: over a draft vocabulary the draft's are as few."""
+    from ...trainers.student.fused import draft_vocabulary
+
+    size, _ = draft_vocabulary(recipe)
+    return 4 * vocabulary if size is None else min(4 * vocabulary, 2 * vocabulary + 4 * size)
+
+
+def _cut_rows(recipe: Recipe, student: nn.Module) -> dict[str, float]:
+    """Bytes of the rows of the target's projection that a drafter with a draft vocabulary is compared by."""
+    from ...drafters.layers.draft_vocabulary import ids_of
+
+    ids_U, drafter = ids_of(student), getattr(student, "config", None)
+    if ids_U is None or any("lm_head" in name for name, _ in student.named_parameters()):
+        return {}
+    return {"drafted rows of the projection": float(len(ids_U) * drafter.hidden * number_size(recipe))}
 
 
 def ends_bytes(recipe: Recipe, target: nn.Module) -> float:

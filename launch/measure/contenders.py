@@ -19,12 +19,12 @@ from ...drafters.families import FAMILIES, Family
 from ...drafters.folder import read_entry
 from ...drafters.grids import Grid
 from ...drafters.hub import is_fetched, shown
-from ...drafters.registry import load_drafter
 from ...drafters.tuned_file import DRAFT_LENGTH
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import check_longest
 from ...eval.tune.settings import Contender
 from ..check.early import NamedFolders
+from ..drafted import load_trained
 from ..methods import TRAINED, make_method, need_draft
 from ..recipe.model import Recipe
 
@@ -50,8 +50,7 @@ def _contender(name: str, pair: NamedFolders, target: Backbone, *, several: bool
         recipe = _with(pair.recipe, values)
 
         def trained() -> Proposer:
-            length = recipe.eval.draft_length
-            return load_drafter(folder or "", target, draft_length=length, config=recipe.drafter)
+            return load_trained(folder or "", recipe, target)
 
         return make_method(name, recipe, target, trained)
 

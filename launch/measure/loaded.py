@@ -27,7 +27,6 @@ from ...decoding.devices import runs_on_cpu
 from ...decoding.proposal import Proposer
 from ...drafters.hub import shown
 from ...drafters.identity import TargetIdentity
-from ...drafters.registry import load_drafter
 from ...drafters.tuned_file import DRAFT_LENGTH
 from ...drafters.tuned_file import NAME as TUNED
 from ...errors import RequestError
@@ -36,6 +35,7 @@ from ...eval.measure.arms import Arm
 from ...storage import is_first
 from ..check.devices import processes
 from ..check.early import NamedFolders, tuned_target
+from ..drafted import load_trained
 from ..methods import SKELETON, TRAINED, make_method, need_draft
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
@@ -90,7 +90,7 @@ def load_pair(pair: NamedFolders) -> Loaded:
     target = load_named_target(pair)
 
     def trained() -> Proposer:
-        return load_drafter(drafter_path or "", target, draft_length=recipe.eval.draft_length, config=recipe.drafter)
+        return load_trained(drafter_path or "", recipe, target)
 
     drafters = {name: make_method(name, recipe, target, trained) for name in pair.methods if name != SKELETON}
     paths = {name: Path(drafter_path or "") for name in drafters if name in need_draft()}

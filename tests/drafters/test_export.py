@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net import EagleNet, EagleShape
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from draftsmith.drafters.export import ServedTarget, export_of, served_form
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.heads.medusa import MedusaHeads, MedusaShape
-from draftsmith.drafters.layers.llama import LayerShape
 from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError
 from helpers.models.random_models import random_model
@@ -100,7 +99,7 @@ def shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(("form", "name"), [("vllm", "LlamaForCausalLM"), ("sglang", "LlamaForCausalLMEagle")])
 def test_eagle(form: str, name: str, tmp_path: Path) -> None:
-    net = shaken(EagleNet(LayerShape(**SIZES)))
+    net = shaken(EagleNet(EagleShape(**SIZES)))
     config, tensors = exported(net, "eagle", form, tmp_path, dtype="fp32")
     assert shapes(tensors) == {
         "fc.weight": [H, 2 * H],
@@ -137,7 +136,7 @@ def test_engines_hand_out_the_rows_of_the_embedding(architecture: str, tmp_path:
     embedding = model.get_input_embeddings()
     served = ServedTarget.of("org/target", model.config, model)
     assert served.embedding_scale == pytest.approx(H**0.5 if "gemma" in architecture else 1.0)
-    net = shaken(EagleNet(LayerShape(**SIZES)))
+    net = shaken(EagleNet(EagleShape(**SIZES)))
     exported(net, "eagle", "vllm", tmp_path, served, dtype="fp32")
     features, positions = torch.randn(2, S, H), torch.arange(S).expand(2, -1)
     ids = torch.randint(0, V, (2, S))
@@ -150,7 +149,7 @@ def test_engines_hand_out_the_rows_of_the_embedding(architecture: str, tmp_path:
 @pytest.mark.parametrize("form", ["vllm", "sglang"])
 def test_what_the_target_does_to_its_logits_is_said_of_those_that_eagle_drafts_by(form: str, tmp_path: Path) -> None:
     """Its scale in a word; for a cap there is none, which whoever starts the engine is told."""
-    settings = saved(shaken(EagleNet(LayerShape(**SIZES))), tmp_path)
+    settings = saved(shaken(EagleNet(EagleShape(**SIZES))), tmp_path)
     plain = export_of(tmp_path, "eagle", settings, SERVED, form)
     assert (plain.config["logit_scale"], plain.uncapped) == (1.0, None)
     shaped = export_of(tmp_path, "eagle", settings, replace(SERVED, logit_scale=0.125, logit_cap=30.0), form)

@@ -15,13 +15,12 @@ import torch
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.hub import embedded_target
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net import EagleNet, EagleShape
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.identity import TUNED, mark_tuned
-from draftsmith.drafters.layers.llama import LayerShape
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
@@ -52,7 +51,7 @@ def run_folder(place: Path, recipe: str, net: Any, target: Any) -> Path:
 
 @pytest.fixture
 def eagle(target: Any, tmp_path: Path) -> Path:
-    return run_folder(tmp_path, "eagle-tiny", EagleNet(LayerShape.of(target.model.config)), target)
+    return run_folder(tmp_path, "eagle-tiny", EagleNet(EagleShape.of(target.model.config)), target)
 
 
 def test_a_run_becomes_a_folder_for_each_engine(eagle: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +274,7 @@ def test_a_static_tree_is_named_too(
 ) -> None:
     """Heads always have one, unless a chain is asked for."""
     heads = MedusaHeads.for_target(target.model, heads=2, shared_head=True)
-    net = heads if recipe == "medusa-tiny" else EagleNet(LayerShape.of(target.model.config))
+    net = heads if recipe == "medusa-tiny" else EagleNet(EagleShape.of(target.model.config))
     run = run_folder(tmp_path, recipe, net, target)
     for chain, more in ((False, flags), (True, {**flags, "drafter.tree": "chain"} if flags or net is heads else {})):
         caplog.clear()

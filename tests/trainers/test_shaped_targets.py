@@ -175,9 +175,9 @@ def test_a_drafter_s_own_distribution_goes_through_all_that_the_target_does(fami
     torch.testing.assert_close(make_on_target("eagle", target)._logits(states), logits)
     torch.testing.assert_close(make_on_target("mtp", target)._logits(states), logits)
     block = make_on_target("dflash", target)
-    torch.testing.assert_close(block._behind(states, block._product(states), ids), logits)
+    torch.testing.assert_close(block._behind(states, block.head.product(states), ids), logits)
     heads = make_on_target("bpd", target)
-    torch.testing.assert_close(heads.heads.logits(states, heads._projection), logits)
+    torch.testing.assert_close(heads.heads.logits_by(heads._drafting, states), logits)
 
 
 @pytest.mark.slow  # the enumeration below, and trees behind a window in decoding/backbone/test_families.py

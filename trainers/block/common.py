@@ -8,6 +8,7 @@ Shapes: R rows, S tokens of a row, A anchors of a row, H hidden size, F numbers 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -22,6 +23,7 @@ from ..method_config import BlockConfig
 from ..pruning.sizes import check_not_pruned
 from ..sections import Sections
 from ..spine import DrafterObjective
+from ..student.fused import drafted_ids
 from ..teacher.frozen import Save
 from .anchors import HELD_OUT_SEED, drawn
 from .student import BlockStudent, BlockTeacher
@@ -50,8 +52,15 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
         )
 
 
-def sizes_of(recipe: Sections, target: PreTrainedModel, layout: Layout) -> dict[str, Any]:
-    """The fields of `BlockShape` that a recipe chooses; `layout`: where it leaves the choice to the method."""
+def sizes_of(
+    recipe: Sections, target: PreTrainedModel, layout: Layout, ids: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """What a recipe chooses of a network: the fields of `BlockShape`, and the tokens that it drafts.
+
+    Args:
+        layout: where it leaves the choice to the method.
+        ids: as of `drafted_ids`.
+    """
     config = recipe.block
     return {
         "layers": chosen_layers(config, target),
@@ -60,6 +69,7 @@ def sizes_of(recipe: Sections, target: PreTrainedModel, layout: Layout) -> dict[
         "layout": layout if config.layout is None else config.layout,
         "causal": config.causal,
         "mask_token": config.mask_token,
+        "ids": drafted_ids(config.vocabulary, target, ids),
     }
 
 

@@ -8,6 +8,7 @@ and what is trained, how a run begins; the teacher's side is in `common.py`, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...data.rows.prepare import Prepared
@@ -30,11 +31,11 @@ def check_recipe(recipe: Sections) -> None:
     check_blocks(recipe, recipe.block.layout or LAYOUT)
 
 
-def student(recipe: Sections, target: PreTrainedModel) -> BlockNet:
-    """An untrained network for `target`; on the meta device its shapes alone."""
-    return BlockNet.for_target(target, **sizes_of(recipe, target, LAYOUT))
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> BlockNet:
+    """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
+    return BlockNet.for_target(target, **sizes_of(recipe, target, LAYOUT, ids))
 
 
-def build(run: Run, target: Backbone, _rows: Prepared) -> BlockObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> BlockObjective:
     """What a run trains: a fresh network, or the one that `model.start_from` names."""
-    return begun(BlockObjective, run.recipe, student(run.recipe, target.model), target)
+    return begun(BlockObjective, student, run, target, rows)

@@ -13,6 +13,7 @@ Shapes: P drafts that count, C candidates, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -53,19 +54,18 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
             f"dflash2.group is {recipe.dflash2.group}, and the target's hidden size is {config.hidden_size}; expected "
             "a number that divides it"
         )
-    if recipe.dflash2.candidates > len(table.weight):
-        raise RequestError(
-            f"dflash2.candidates is {recipe.dflash2.candidates}, and the target has {len(table.weight)} tokens; "
-            "lower it"
-        )
+    most, size = len(table.weight), recipe.block.vocabulary
+    if recipe.dflash2.candidates > min(most, size or most):
+        of = f"the target has {most} tokens" if size is None or size > most else f"block.vocabulary is {size}"
+        raise RequestError(f"dflash2.candidates is {recipe.dflash2.candidates}, and {of}; lower it")
 
 
-def student(recipe: Sections, target: PreTrainedModel) -> DFlash2Net:
-    """An untrained network for `target`; on the meta device its shapes alone."""
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> DFlash2Net:
+    """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     table: Any = target.get_output_embeddings()
     config = recipe.dflash2
     own = {"rank": config.rank, "candidates": config.candidates, "taps": config.taps, "group": config.group}
-    sizes = sizes_of(recipe, target, LAYOUT)
+    sizes = sizes_of(recipe, target, LAYOUT, ids)
     return DFlash2Net.for_target(target, **sizes, vocabulary=len(table.weight), **own)
 
 
@@ -101,6 +101,6 @@ class DFlash2Objective(BlockObjective):
     Student: ClassVar[type[BlockStudent]] = SelectingStudent
 
 
-def build(run: Run, target: Backbone, _rows: Prepared) -> BlockObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> BlockObjective:
     """What a run trains: a fresh network, or the one that `model.start_from` names."""
-    return begun(DFlash2Objective, run.recipe, student(run.recipe, target.model), target)
+    return begun(DFlash2Objective, student, run, target, rows)

@@ -9,6 +9,7 @@ Shapes: P drafts that count.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.nn.functional as F
@@ -37,10 +38,10 @@ def check_recipe(recipe: Sections) -> None:
     check_blocks(recipe, recipe.block.layout or LAYOUT)
 
 
-def student(recipe: Sections, target: PreTrainedModel) -> DSparkNet:
-    """An untrained network for `target`; on the meta device its shapes alone."""
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> DSparkNet:
+    """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     table: Any = target.get_output_embeddings()
-    sizes = sizes_of(recipe, target, LAYOUT)
+    sizes = sizes_of(recipe, target, LAYOUT, ids)
     head = {"rank": recipe.dspark.rank, "confidence": recipe.dspark.confidence > 0}
     return DSparkNet.for_target(target, **sizes, vocabulary=len(table.weight), **head)
 
@@ -74,6 +75,6 @@ class DSparkObjective(BlockObjective):
     Student: ClassVar[type[BlockStudent]] = DSparkStudent
 
 
-def build(run: Run, target: Backbone, _rows: Prepared) -> BlockObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> BlockObjective:
     """What a run trains: a fresh network, or the one that `model.start_from` names."""
-    return begun(DSparkObjective, run.recipe, student(run.recipe, target.model), target)
+    return begun(DSparkObjective, student, run, target, rows)

@@ -12,6 +12,8 @@ Shapes: R rows, S tokens of a row, P positions that count over all passes, H hid
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,6 +21,7 @@ from torch import Tensor
 from ...data.rows.prepare import Prepared
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.backbone.hidden_states import LAST, UNNORMED
+from ...drafters.layers.draft_vocabulary import count_of
 from ...drafters.mtp.net import MtpNet
 from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping
@@ -32,6 +35,7 @@ from ..pruning.sizes import check_not_pruned
 from ..sections import Run, Sections
 from ..spine import DrafterObjective, begun
 from ..student.compared import Student
+from ..student.fused import drafted_ids
 from ..teacher.frozen import Save
 from ..teacher.output import TeacherOutput
 from .student import BlockLoss
@@ -54,22 +58,24 @@ def check_recipe(recipe: Sections) -> None:
         )
 
 
-def student(recipe: Sections, target: PreTrainedModel) -> MtpNet:
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MtpNet:
     """An untrained network for `target`, of the sizes of its own module where the recipe begins with that; on the
-    meta device its shapes alone."""
-    config = recipe.mtp
+    meta device its shapes alone. `ids`: as of `drafted_ids`."""
+    config, given = recipe.mtp, recipe.target
+    ids = drafted_ids(config.vocabulary, target, ids)
     if not config.from_target:
-        return MtpNet.for_target(target, state=config.state)
-    given = recipe.target
-    return MtpNet(own_shape(given.path, target.config, revision=given.revision, state=config.state))
+        return MtpNet.for_target(target, state=config.state, ids=ids)
+    own = own_shape(given.path, target.config, revision=given.revision, state=config.state)
+    return MtpNet(replace(own, draft_vocabulary=count_of(ids)), ids)
 
 
-def began(recipe: Sections, target: PreTrainedModel) -> MtpNet:
+def began(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MtpNet:
     """`student` with the weights that it begins with: fresh ones, or those of the target's own module."""
-    net = student(recipe, target)
+    net = student(recipe, target, ids)
     if recipe.mtp.from_target and recipe.model.start_from is None:
         given = recipe.target
-        net.load_state_dict(own_weights(given.path, target.config, revision=given.revision))
+        # the draft vocabulary, if there is one, is no part of the target's module
+        net.load_state_dict(net.state_dict() | own_weights(given.path, target.config, revision=given.revision))
         _log.info("the module is initialised from the target's own, %s", given.path)
     return net
 
@@ -81,10 +87,12 @@ class MtpStudent(Student):
 
     def __init__(self, draft: MtpNet, target: Any, recipe: Sections) -> None:
         config = self._config = recipe.mtp
-        loss = BlockLoss(Mix.of(recipe.objective), config.passes)
+        mix = Mix.of(recipe.objective)
+        loss = BlockLoss(mix, config.passes)
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
-        judge = ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping)
-        super().__init__(draft, judge, recipe.objective, drafts=config.passes, decay=config.decay, sums_to_one=True)
+        judge = ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping, over=draft)
+        how = {"drafts": config.passes, "decay": config.decay}
+        super().__init__(draft, judge, recipe.objective, **how, sums_to_one=True, mix=mix)
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_RSH, embeds_RSH, before_RSH = teacher_output
@@ -104,6 +112,6 @@ class MtpObjective(DrafterObjective):
         super().__init__(goal, draft, target, save, layers=layers, reads_tokens=True, ahead=recipe.mtp.passes)
 
 
-def build(run: Run, target: Backbone, _rows: Prepared) -> MtpObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> MtpObjective:
     """What a run trains: a fresh module, the target's own, or that which `model.start_from` names."""
-    return begun(MtpObjective, run.recipe, began(run.recipe, target.model), target)
+    return begun(MtpObjective, began, run, target, rows)

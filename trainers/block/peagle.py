@@ -25,17 +25,17 @@ from ...drafters.eagle.peagle import PeagleNet
 from ...drafters.projection import Projection
 from ..labels import check_in_rows, label_places
 from ..loop.objective import Batch
-from ..losses.chunked import ChunkedLoss, Teacher
-from ..losses.draft_vocabulary import DraftVocabularyLoss, WholeTeacher, drafted
+from ..losses.chunked import ChunkedLoss, SharedTeacher, Teacher
+from ..losses.draft_vocabulary import DraftVocabularyLoss
 from ..losses.mix import Mix
 from ..losses.pace import joined
 from ..losses.terms import check_terms
 from ..packed.passes import are_long
 from ..pruning.sizes import check_not_pruned
 from ..sections import Run, Sections
-from ..spine import DrafterObjective, begun_in_vocabulary
+from ..spine import DrafterObjective, begun
 from ..student.compared import Drafts, Student
-from ..student.fused import chosen_layers, covered_by_half, draft_vocabulary
+from ..student.fused import chosen_layers, drafted_ids
 from ..teacher.frozen import Save
 from .anchors import HELD_OUT_SEED
 from .branches import Sampled, sampled
@@ -67,15 +67,10 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
     config = recipe.peagle
     return PeagleNet.for_target(
         target,
-        ids=range(draft_vocabulary(config.vocabulary, target)) if ids is None else ids,
+        ids=drafted_ids(config.vocabulary, target, ids),
         layers=chosen_layers(config.layers, target, "peagle.layers"),
         decoder_layers=config.decoder_layers,
     )
-
-
-def coverage(recipe: Sections, labels: Sequence[Sequence[int]]) -> str:
-    """What the draft vocabulary would cover of texts' labels, in words."""
-    return covered_by_half(labels, recipe.peagle.vocabulary, "peagle.vocabulary")
 
 
 class PeagleTeacher(NamedTuple):
@@ -98,10 +93,11 @@ class PeagleStudent(Student):
 
     def __init__(self, draft: PeagleNet, target: Projection, recipe: Sections) -> None:
         config = self._config = recipe.peagle
-        self._mix = Mix.of(recipe.objective, kl=0.0)
-        loss = DraftVocabularyLoss(draft, config.depths, config.ce, self._mix)
+        mix = Mix.of(recipe.objective, kl=0.0)
+        loss = DraftVocabularyLoss(draft, config.depths, config.ce, mix)
         judge = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
-        super().__init__(draft, judge, recipe.objective, drafts=config.depths, decay=config.decay, frozen=False)
+        how = {"drafts": config.depths, "decay": config.decay}
+        super().__init__(draft, judge, recipe.objective, **how, frozen=False, mix=mix)
         # in a tuple it is no part of this module: the projection is the target's
         self._target = (target,)
 
@@ -118,15 +114,13 @@ class PeagleStudent(Student):
             recompute=self._config.recompute,
         )
         drafts = _compared(outputs, batch, branches)
-        label_P, depth_P = drafts.label_P2.unbind(-1)
-        label_P2 = torch.stack([drafted(label_P, self.draft.ids_U), depth_P], 1)
         hidden_PH = self.draft.head_input(drafts.hidden_PH)
-        return self.compare(drafts._replace(hidden_PH=hidden_PH, label_P2=label_P2), batch, teacher_output)
+        return self.compare(drafts._replace(hidden_PH=hidden_PH), batch, teacher_output)
 
     def teacher(self, given: PeagleTeacher, at_P: Tensor) -> Teacher:
         """The target's distributions over its whole vocabulary, cut to the draft's."""
         (target,), states_NH = self._target, given.hidden_RSH.flatten(0, 1)
-        return WholeTeacher.of(states_NH, target, at_P, ids_U=self.draft.ids_U, mix=self._mix)
+        return SharedTeacher.of(states_NH, target, at_P, cut=self.cut)
 
 
 def _compared(outputs: Sequence[Tensor], batch: Batch, branches: Sampled) -> Drafts:
@@ -167,4 +161,4 @@ class PeagleObjective(DrafterObjective):
 
 def build(run: Run, target: Backbone, rows: Prepared) -> PeagleObjective:
     """What a run trains: a fresh network, or the one that `model.start_from` names, with its draft vocabulary."""
-    return begun_in_vocabulary(PeagleObjective, student, run.recipe.peagle.vocabulary, run, target, rows)
+    return begun(PeagleObjective, student, run, target, rows)

@@ -25,7 +25,7 @@ from ...drafters.projection import Shaping
 from ..loop.objective import Batch
 from ..losses.candidates import likeliest
 from ..losses.chunked import Added, ChunkedLoss
-from ..losses.mix import Mix
+from ..losses.mix import Mix, OfTarget, drafted
 from ..packed.passes import are_long
 from ..sections import Sections
 from ..student.compared import Drafts, Student
@@ -57,7 +57,7 @@ class BlockLoss:
     keeps_overlap: bool = False
     """Whether the overlap of every draft is a term."""
 
-    def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C2: Tensor) -> dict[str, Tensor]:
+    def __call__(self, draft_CV: Tensor, target_CV: Tensor | OfTarget | None, label_C2: Tensor) -> dict[str, Tensor]:
         """`label_C2`: label, and which draft of its block it is, from 0."""
         label_C, place_C = label_C2.unbind(-1)
         terms = self.mix(draft_CV, target_CV, label_C)
@@ -65,7 +65,10 @@ class BlockLoss:
         loss_C, alpha_C = terms.pop("loss"), terms.pop("alpha")
         # an `argmax` takes eight times as long as an `amax` on a CPU
         best_C1 = draft_CV.argmax(-1, keepdim=True)
-        agreement_C = (target_CV.gather(-1, best_C1)[:, 0] == target_CV.amax(-1)).float()
+        if isinstance(target_CV, OfTarget):
+            agreement_C = (target_CV.best_C == best_C1[:, 0]).float()
+        else:
+            agreement_C = (target_CV.gather(-1, best_C1)[:, 0] == target_CV.amax(-1)).float()
         first_C = place_C == 0
         alphas = {f"alpha_{j + 1}": alpha_C * (place_C == j) for j in range(1, self.drafts)}
         own = {name: term.detach() * first_C for name, term in terms.items()}
@@ -88,10 +91,11 @@ class BlockStudent(Student):
     def __init__(self, draft: BlockNet, target: Any, recipe: Sections, *, keeps_overlap: bool = False) -> None:
         """`keeps_overlap`: `auxiliary_loss` is told how much of every draft's distribution is accepted."""
         self._config = recipe.block
-        loss = BlockLoss(Mix.of(recipe.objective), draft.config.most, keeps_overlap)
+        mix = Mix.of(recipe.objective)
+        loss = BlockLoss(mix, draft.config.most, keeps_overlap)
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
-        judge = ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping)
-        super().__init__(draft, judge, recipe.objective, drafts=draft.config.most, decay=recipe.block.decay)
+        judge = ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping, over=draft)
+        super().__init__(draft, judge, recipe.objective, drafts=draft.config.most, decay=recipe.block.decay, mix=mix)
         self._keeps_overlap = keeps_overlap
 
     def forward(self, batch: Batch, teacher_output: BlockTeacher) -> tuple[Tensor, dict[str, Tensor]]:
@@ -132,7 +136,9 @@ class BlockStudent(Student):
         device = drafts.at_P.device
         seen_XH = given.hidden_RSH.flatten(0, 1)[sent(seen_X, device)]
         with torch.no_grad():
-            best_X = likeliest(seen_XH, self.judge.projection, 1, self.judge.chunk)[:, 0]
+            best_X = likeliest(seen_XH, self.judge.whole, 1, self.judge.chunk)[:, 0]
+            if self.ids_U is not None:
+                best_X = drafted(best_X, self.ids_U)
         return torch.stack([best_X[sent(where_P, device)], drafts.label_P2[:, 1]], 1)
 
     def prefix_logits(self, drafts: Drafts, batch: Batch) -> Added | None:

@@ -14,7 +14,7 @@ Shapes: P labelled positions, C positions of a chunk, V vocabulary, H hidden siz
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.stacked import laid_out, product
 from ...decoding.on_host import distinct, on_host, sent
+from ...drafters.layers.draft_vocabulary import ids_of
 from ...drafters.layers.static import StaticParts, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from ..config import chunk_of
@@ -80,12 +81,19 @@ class ChunkedLoss(StaticParts):
     rows: int
 
     def __init__(
-        self, head: nn.Linear, loss: TokenLoss, *, chunk: int | None, rows: int | None = None, shaping: Shaping = PLAIN
+        self,
+        head: nn.Linear,
+        loss: TokenLoss,
+        *,
+        chunk: int | None,
+        rows: int | None = None,
+        shaping: Shaping = PLAIN,
+        over: nn.Module | None = None,
     ) -> None:
         """`rows`: how many of the head's rows are compared, all of them unless it is padded.
 
-        `chunk`: of the recipe; None follows the vocabulary.
-        `shaping`: what becomes of the head's product before it is a logit.
+        `chunk`: of the recipe; None follows the vocabulary. `shaping`: what becomes of the head's product before it is
+        a logit. `over`: the drafter whose draft vocabulary says which rows are compared, if it has one.
         """
         super().__init__()
         self.weight = head.weight
@@ -94,10 +102,18 @@ class ChunkedLoss(StaticParts):
         self.loss = loss
         self.chunk = chunk_of(chunk, len(head.weight))
         self.rows = len(head.weight) if rows is None else rows
+        # in a tuple it is no part of this module; its ids move with it
+        self._over = (over,)
 
     @property
     def projection(self) -> Projection:
         """How the rows that are compared make logits."""
+        ids_U = ids_of(self._over[0])
+        return self.whole if ids_U is None else self.whole.rows(ids_U)
+
+    @property
+    def whole(self) -> Projection:
+        """The same of all rows that have a token."""
         return Projection(self.weight, self.bias, self.shaping).rows(slice(self.rows))
 
     def forward(
@@ -164,10 +180,16 @@ class Teacher:
 
     hidden_PH: Tensor
     projection: Projection
+    cut: Callable[[Tensor], Any] | None = field(default=None, kw_only=True)
+    """Of a draft vocabulary: what a loss over it needs of the target's logits [C, V] (`OfTarget`)."""
 
     def outputs(self, part: slice, vocabulary: int) -> Any:
-        """fp32 logits [C, V] of some positions, cut to the rows that have a token."""
-        return self.logits(part)[:, :vocabulary]
+        """What the loss needs of some positions."""
+        return self.select(self.logits(part), vocabulary)
+
+    def select(self, logits_CV: Tensor, vocabulary: int) -> Any:
+        """fp32 logits cut to the rows that have a token; over a draft vocabulary a NamedTuple of tensors."""
+        return logits_CV[:, :vocabulary] if self.cut is None else self.cut(logits_CV)
 
     def logits(self, part: slice) -> Tensor:
         """fp32 logits [C, V] over all rows of the head."""
@@ -214,10 +236,6 @@ class SharedTeacher(Teacher):
         """More comparisons with the last position."""
         at_P, host_P = (torch.cat((each, each[-1:].expand(more))) for each in (self.at_P, self.host_P))
         return replace(self, at_P=at_P, host_P=host_P)
-
-    def select(self, logits_XV: Tensor, vocabulary: int) -> Any:
-        """The part of some positions' logits that the loss needs: a tensor, or a NamedTuple of them."""
-        return logits_XV[:, :vocabulary]
 
 
 class _ChunkedSum(torch.autograd.Function):

@@ -1,67 +1,25 @@
-"""What EAGLE-3's family minimises: distributions on a draft vocabulary against those of the whole one.
+"""What EAGLE's families minimise: distributions on a draft vocabulary against those of the whole one.
 
-Li et al. 2025 (arXiv 2503.01840). Read next: `../eagle3.py` and `../block/peagle.py`, who minimise it; `mix.py`, the
-terms that are added.
+Li et al. 2025 (arXiv 2503.01840). Read next: `../eagle3.py`, `../eagle.py` and `../block/peagle.py`, who minimise it;
+`mix.py`, the terms that are added, and what all other methods minimise over one.
 
-Shapes: P and C positions, of all and of a chunk, X positions of a state, U tokens of the draft vocabulary, V of the
-target's.
+Shapes: C positions of a chunk, U tokens of the draft vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...drafters.eagle.net3 import Eagle3Net
 from ..loop.sums import COMPARED
-from .chunked import SharedTeacher
-from .mix import RENORMALISED, UNKNOWN, Mix
+from .divergences import top_k_cross_entropy
+from .mix import RENORMALISED, UNKNOWN, Mix, OfTarget, drafted
 from .soft_cross_entropy import soft_cross_entropy
 
-
-class OfTarget(NamedTuple):
-    """The part of the target's distribution at some positions that the loss needs; fp32."""
-
-    p_CU: Tensor
-    """Its probabilities of the tokens that can be drafted, renormalised."""
-    share_C: Tensor
-    """Its mass on them."""
-    best_C: Tensor
-    """Its likeliest token's index in the draft vocabulary, UNKNOWN where the draft may not have it."""
-    soft_CU: Tensor | None
-    soft_normal_C: Tensor | None
-    """For a mix: logits of the tokens that can be drafted, at the mix's temperature, of those that it leaves; and the
-    logarithm of what all of them sum up to as weights."""
-
-    @classmethod
-    def of(cls, target_CV: Tensor, ids_U: Tensor, mix: Mix) -> Self:
-        """From its logits over its whole vocabulary."""
-        own_CU, normal_C = target_CV[:, ids_U], target_CV.logsumexp(-1)
-        best_C, share_C = drafted(target_CV.argmax(-1), ids_U), (own_CU.logsumexp(-1) - normal_C).exp()
-        if not mix.asked:
-            return cls(own_CU.softmax(-1), share_C, best_C, None, None)
-        if mix.as_it_is:
-            return cls(own_CU.softmax(-1), share_C, best_C, own_CU, normal_C)
-        soft_CV = mix.soften(target_CV)
-        return cls(own_CU.softmax(-1), share_C, best_C, soft_CV[:, ids_U], soft_CV.logsumexp(-1))
-
-
-@dataclass(frozen=True)
-class WholeTeacher(SharedTeacher):
-    """A teacher whose logits over the whole vocabulary are cut to what the draft vocabulary needs.
-
-    Those logits cost most here: seven passes would make them seven times.
-    """
-
-    ids_U: Tensor
-    mix: Mix
-
-    def select(self, logits_XV: Tensor, _vocabulary: int) -> OfTarget:
-        return OfTarget.of(logits_XV, self.ids_U, self.mix)
+__all__ = ["DraftVocabularyLoss", "OfTarget", "drafted", "of_first"]
 
 
 @dataclass(frozen=True)
@@ -78,10 +36,13 @@ class DraftVocabularyLoss:
     `covered_mass` of the target's distribution.
     """
 
-    net: Eagle3Net
+    net: nn.Module
     passes: int
     ce: float = 1.0
     mix: Mix = Mix()
+    top_k: float = 0.0
+    """Weight of the same cross-entropy over the likeliest `tokens` alone (HASS)."""
+    tokens: int = 10
 
     def __call__(self, draft_CU: Tensor, target: OfTarget, label_C2: Tensor) -> dict[str, Tensor]:
         """`label_C2`: label, as its index in the draft vocabulary, and pass of every position."""
@@ -90,6 +51,9 @@ class DraftVocabularyLoss:
         ce_C, alpha_C, most_C = soft_cross_entropy(draft_CU, target.p_CU, target.share_C)
         ce_C = ce_C * drafted_C
         loss_C = self.ce * ce_C
+        if self.top_k:
+            best_C = top_k_cross_entropy(target.p_CU, draft_CU.log_softmax(-1), self.tokens)
+            loss_C = loss_C + self.top_k * best_C * drafted_C
         added: dict[str, Tensor] = {}
         if self.mix.asked:
             assert target.soft_CU is not None  # `OfTarget.of` makes it where a mix asks
@@ -117,17 +81,11 @@ class DraftVocabularyLoss:
     def _compared(self, added: Mapping[str, Tensor], drafted_C: Tensor, known_C: Tensor) -> dict[str, Tensor]:
         """Where the loss and its own cross-entropy compare something."""
         parts = [known_C if name == "ce" else drafted_C for name in added if name in RENORMALISED or name == "ce"]
-        if self.ce:
-            parts.append(drafted_C)
-        anywhere = len(parts) < len(added) + bool(self.ce)  # a term that takes p as it is
+        own = bool(self.ce) + bool(self.top_k)
+        parts += [drafted_C] * own
+        anywhere = len(parts) < len(added) + own  # a term that takes p as it is
         loss_C = torch.ones_like(drafted_C) if anywhere else torch.stack(parts).any(0)
         return {f"{COMPARED}loss": loss_C.float(), f"{COMPARED}ce": drafted_C.float()}
-
-
-def drafted(label_P: Tensor, ids_U: Tensor) -> Tensor:
-    """Target ids as indices into the draft vocabulary, UNKNOWN where they cannot be drafted."""
-    index_P = torch.searchsorted(ids_U, label_P.contiguous()).clamp_max(len(ids_U) - 1)
-    return torch.where(ids_U[index_P] == label_P, index_P, UNKNOWN)
 
 
 def of_first(added: Mapping[str, Tensor], first_C: Tensor) -> dict[str, Tensor]:

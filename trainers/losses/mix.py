@@ -3,15 +3,15 @@
 A mix is plain numbers. Weights that change from step to step are another mix at every step
 (`ramp.py`). Read next: `divergences.py`, the terms; `losses/chunked.py`, the chunks.
 
-Shapes: C positions of a chunk, V the target's vocabulary, U the tokens that can be drafted, all of
-V but for EAGLE-3.
+Shapes: P and C positions, of all and of a chunk, V the target's vocabulary, U the tokens that can be drafted, all of V
+unless there is a draft vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -34,12 +34,48 @@ class Distributions(NamedTuple):
     """p over all tokens, of which other tokens' mass is left out: it may sum to less than 1."""
 
 
+class OfTarget(NamedTuple):
+    """Of a drafter with a draft vocabulary: the part of the target's distribution at some positions that a loss needs.
+
+    fp32. Its logits over the whole vocabulary cost most, and seven passes would make them seven times.
+    """
+
+    p_CU: Tensor
+    """Its probabilities of the tokens that can be drafted, renormalised."""
+    share_C: Tensor
+    """Its mass on them."""
+    best_C: Tensor
+    """Its likeliest token's index in the draft vocabulary, UNKNOWN where the draft may not have it."""
+    soft_CU: Tensor | None
+    soft_normal_C: Tensor | None
+    """For a mix: logits of the tokens that can be drafted, at the mix's temperature, of those that it leaves; and the
+    logarithm of what all of them sum up to as weights."""
+
+    @classmethod
+    def of(cls, target_CV: Tensor, ids_U: Tensor, mix: Mix) -> Self:
+        """From its logits over its whole vocabulary."""
+        own_CU, normal_C = target_CV[:, ids_U], target_CV.logsumexp(-1)
+        best_C, share_C = drafted(target_CV.argmax(-1), ids_U), (own_CU.logsumexp(-1) - normal_C).exp()
+        if not mix.asked:
+            return cls(own_CU.softmax(-1), share_C, best_C, None, None)
+        if mix.as_it_is:
+            return cls(own_CU.softmax(-1), share_C, best_C, own_CU, normal_C)
+        soft_CV = mix.soften(target_CV)
+        return cls(own_CU.softmax(-1), share_C, best_C, soft_CV[:, ids_U], soft_CV.logsumexp(-1))
+
+
+def drafted(label_P: Tensor, ids_U: Tensor) -> Tensor:
+    """Target ids as indices into the draft vocabulary, UNKNOWN where they cannot be drafted."""
+    index_P = torch.searchsorted(ids_U, label_P.contiguous()).clamp_max(len(ids_U) - 1)
+    return torch.where(ids_U[index_P] == label_P, index_P, UNKNOWN)
+
+
 @dataclass(frozen=True)
 class Mix:
     """Weights of the terms and what they are computed with; see `ObjectiveConfig` for each.
 
-    Called, it is a `TokenLoss` over the target's whole vocabulary, of `distill` and of heads; EAGLE's
-    losses take its `terms` over the tokens that can be drafted.
+    Called, it is a `TokenLoss`, of `distill`, of heads and of blocks, over the target's whole vocabulary or over the
+    tokens that can be drafted; EAGLE's losses take its `terms` over these.
     """
 
     kl: float = 0.0
@@ -90,7 +126,7 @@ class Mix:
         """Whether `soften` leaves the target's logits as they are."""
         return self.temperature == 1 and self.teacher_top_k is None
 
-    def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
+    def __call__(self, draft_CV: Tensor, target_CV: Tensor | OfTarget | None, label_C: Tensor) -> dict[str, Tensor]:
         """The weighted sum as `loss`, and what is reported, [C] each.
 
         `kl` and `ce` are reported whatever is minimised, every other term that has a weight, and
@@ -100,11 +136,14 @@ class Mix:
 
         Args:
             draft_CV: the draft's logits, fp32.
-            target_CV: the target's, fp32; without them there is nothing to compare with (ValueError).
+            target_CV: the target's, fp32; without them there is nothing to compare with (ValueError). Of a draft
+                vocabulary: what `over_part` needs of it.
             label_C: the text's own token at each position.
         """
         if target_CV is None:
             raise ValueError("distillation needs the target's logits")
+        if isinstance(target_CV, OfTarget):
+            return self.over_part(draft_CV, target_CV, label_C)
         distributions = self.distributions(draft_CV, self.soften(target_CV))
         terms = self.terms(distributions, draft_CV, label_C)
         loss_C = self.total(terms)
@@ -118,6 +157,36 @@ class Mix:
                 terms["cut_mass"] = self.cut_mass(target_CV)
         reported = {name: term.detach() for name, term in terms.items()}
         return {"loss": loss_C, **reported, "alpha": alpha_C}
+
+    def over_part(self, draft_CU: Tensor, target: OfTarget, label_C: Tensor) -> dict[str, Tensor]:
+        """The same over the tokens that can be drafted, the target's distribution renormalised on them.
+
+        As in EAGLE-3's loss: positions at which the target's likeliest token cannot be drafted do not count in terms
+        that compare two distributions of the same tokens; the text's own token counts where it can be drafted; total
+        variation, LK-alpha and the reported `alpha` take p as it is, at every position. `covered_mass` is p's mass on
+        what can be drafted, `covered_labels` how many of the text's tokens can be.
+
+        Args:
+            label_C: as indices in the draft vocabulary, UNKNOWN where there is none.
+        """
+        if target.soft_CU is None:
+            raise ValueError("a mix of nothing has no distributions")
+        drafted_C = target.best_C != UNKNOWN
+        distributions = self.distributions(draft_CU, target.soft_CU, target.soft_normal_C)
+        terms = self.terms(distributions, draft_CU, label_C)
+        with torch.no_grad():
+            kl_C = d.forward_kl(distributions.log_p_CU, distributions.log_q_CU) if "kl" not in terms else terms["kl"]
+            ce_C = cross_entropy(draft_CU, label_C) if "ce" not in terms else terms["ce"]
+            alpha_C = torch.minimum(draft_CU.softmax(-1), target.p_CU * target.share_C[:, None]).sum(-1)
+        terms = {name: term * drafted_C if name in RENORMALISED else term for name, term in terms.items()}
+        reported = {"kl": kl_C * drafted_C, "ce": ce_C} | terms
+        return {
+            "loss": self.total(terms),
+            **{name: term.detach() for name, term in reported.items()},
+            "covered_labels": (label_C != UNKNOWN).float(),
+            "covered_mass": target.share_C,
+            "alpha": alpha_C,
+        }
 
     def distributions(self, draft_CU: Tensor, soft_CU: Tensor, normal_C: Tensor | None = None) -> Distributions:
         """Both distributions at the mix's temperature.

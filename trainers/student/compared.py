@@ -6,18 +6,20 @@ what each draft counts; `../losses/chunked.py`, the loss of a chunk; `../eagle3.
 have drafts.
 
 Shapes: R rows, S tokens of a row, L of them in this process's part, P drafts that count, J drafts behind one place,
-N states of the target, H hidden size.
+N states of the target, H hidden size, U tokens of the draft vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...decoding.on_host import on_host, sent
+from ...drafters.layers.draft_vocabulary import ids_of
 from ...drafters.layers.row_split import WHOLE, RowSplit
 from ...drafters.layers.static import StaticParts
 from ..config import ObjectiveConfig
@@ -25,6 +27,7 @@ from ..labels import has_label, label_places
 from ..loop.objective import Batch
 from ..loop.sums import COMPARED, COUNT
 from ..losses.chunked import Added, ChunkedLoss, PositionTerm, SharedTeacher, Teacher
+from ..losses.mix import Mix, OfTarget, drafted
 from ..losses.pace import geometric, joined, paced
 
 
@@ -68,6 +71,7 @@ class Student(StaticParts):
         decay: float = 1.0,
         sums_to_one: bool = False,
         frozen: bool = True,
+        mix: Mix | None = None,
     ) -> None:
         """How drafts are made, compared and weighed.
 
@@ -77,9 +81,10 @@ class Student(StaticParts):
             drafts: J, the most behind one place of the text.
             decay, sums_to_one: see `losses/pace.py`, `geometric`.
             frozen: the projection is the target's, not the drafter's.
+            mix: the recipe's terms, for a drafter with a draft vocabulary.
         """
         super().__init__()
-        self.draft, self._drafts = draft, drafts
+        self.draft, self._drafts, self._mix = draft, drafts, mix
         self.split = WHOLE
         """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
         self._decay, self._sums_to_one = decay, sums_to_one
@@ -127,6 +132,7 @@ class Student(StaticParts):
         Args:
             given: the teacher output, with the target's last states `hidden_RSH`.
         """
+        drafts = drafts._replace(label_P2=self._in_draft_vocabulary(drafts.label_P2))
         drafts = in_text_order(drafts._replace(share_P=self.weights(drafts, batch, given)))
         at_P, label_P2 = drafts.at_P, self.labels(drafts, given)
         weight_P = report_weights(at_P, label_P2[:, 1], batch, self._drafts, self.split)
@@ -147,6 +153,28 @@ class Student(StaticParts):
         if (more := self.auxiliary_loss(drafts, batch, given)) is not None:
             loss, terms = loss + more[0], terms | more[1] if terms else {}
         return loss, reported(loss, terms, weight_P, label_P2[:, 1], self._drafts)
+
+    @property
+    def ids_U(self) -> Tensor | None:
+        """The tokens that can be drafted; None: all."""
+        return ids_of(self.draft)
+
+    def _in_draft_vocabulary(self, label_P2: Tensor) -> Tensor:
+        """Labels as indices in the draft vocabulary, where there is one; UNKNOWN of what cannot be drafted."""
+        ids_U = self.ids_U
+        if ids_U is None:
+            return label_P2
+        label_P, draft_P = label_P2.unbind(-1)
+        return torch.stack([drafted(label_P, ids_U), draft_P], 1)
+
+    @property
+    def cut(self) -> Callable[[Tensor], Any] | None:
+        """What a loss over the draft vocabulary needs of the target's logits; None where there is none."""
+        ids_U = self.ids_U
+        if ids_U is None:
+            return None
+        assert self._mix is not None  # of every method that trains over one
+        return partial(OfTarget.of, ids_U=ids_U, mix=self._mix)
 
     @property
     def keeps_overlap(self) -> bool:
@@ -170,7 +198,7 @@ class Student(StaticParts):
 
     def teacher(self, given: Any, at_P: Tensor) -> Teacher:
         """The target's distributions at its states `at_P`, ascending, each asked for once."""
-        return SharedTeacher.of(given.hidden_RSH.flatten(0, 1), self.judge.projection, at_P)
+        return SharedTeacher.of(given.hidden_RSH.flatten(0, 1), self.judge.whole, at_P, cut=self.cut)
 
     def labels(self, drafts: Drafts, _given: Any) -> Tensor:
         """The labels that the loss is given, and which draft each is: those of the text."""

@@ -8,10 +8,13 @@ Shapes: R rows, S tokens of a row, P labelled positions, H hidden size, V vocabu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ...drafters.layers.draft_vocabulary import ids_of
 from ...drafters.layers.static import StaticParts
 from ...drafters.projection import Projection, Shaping
 from ...errors import RequestError
@@ -19,6 +22,7 @@ from ..config import LoopConfig, ObjectiveConfig
 from ..labels import label_shares, labelled
 from ..loop.objective import Batch
 from ..losses.chunked import ChunkedLoss, Teacher
+from ..losses.mix import OfTarget, drafted
 from ..losses.ramp import Ramp
 from ..packed.passes import hidden_states
 from .draft import rows_of
@@ -41,8 +45,16 @@ class DraftStudent(StaticParts):
         # a head may be padded beyond the tokenizer; the rows that both have are compared
         rows = min(rows_of(draft), rows_of(target))
         head: Any = draft.get_output_embeddings()
-        self.head = ChunkedLoss(head, self.mix, chunk=objective.chunk, rows=rows, shaping=Shaping.of(draft))
+        self.head = ChunkedLoss(
+            head, self.mix, chunk=objective.chunk, rows=rows, shaping=Shaping.of(draft), over=draft
+        )
         self.train()  # a loaded draft comes without dropout, that of its adapter included
+
+    @property
+    def cut(self) -> Callable[[Tensor], Any] | None:
+        """What the loss needs of the target's logits where the draft has a draft vocabulary; None where not."""
+        ids_U = ids_of(self.draft)
+        return None if ids_U is None else partial(OfTarget.of, ids_U=ids_U, mix=self.mix)
 
     def set_steps(self, steps: int) -> None:
         """How many steps the run has: the mix moves over a share of them."""
@@ -54,6 +66,9 @@ class DraftStudent(StaticParts):
 
     def forward(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_PH, label_P = labelled(hidden_states(self.draft, batch, self.static), batch)
+        ids_U = ids_of(self.draft)
+        if ids_U is not None:
+            label_P = drafted(label_P, ids_U)
         mix = self.step_mix if self.training else self.mix
         return self.head(hidden_PH, label_P, teacher, label_shares(batch), loss=mix)
 
@@ -69,7 +84,9 @@ def check_compiled_mix(loop: LoopConfig, objective: ObjectiveConfig) -> None:
         )
 
 
-def teacher_of(target: PreTrainedModel, hidden_RSH: Tensor, batch: Batch) -> Teacher:
-    """The target's distribution at the labelled positions, from its last hidden states."""
+def teacher_of(
+    target: PreTrainedModel, hidden_RSH: Tensor, batch: Batch, cut: Callable[[Tensor], Any] | None = None
+) -> Teacher:
+    """The target's distribution at the labelled positions, from its last hidden states; `cut`: as of `Teacher`."""
     hidden_PH, _ = labelled(hidden_RSH, batch)
-    return Teacher(hidden_PH, Projection.of(target))
+    return Teacher(hidden_PH, Projection.of(target), cut=cut)

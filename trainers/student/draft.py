@@ -21,6 +21,8 @@ from ...decoding.backbone.loading import load_model
 from ...decoding.backbone.temperature import use_positions
 from ...decoding.backbone.weights import check_held, check_weight_files
 from ...drafters.folder import check_trainable_model, save_draft_model
+from ...drafters.layers.draft_vocabulary import ids_of
+from ...drafters.layers.named_ids import SETTING, write_ids
 from ...drafters.projection import check_logits
 from ...drafters.weights import check_finite
 from ...errors import RequestError
@@ -165,10 +167,14 @@ def cut_from_target(
 
 def save_draft(draft: nn.Module, folder: Path, *, target: Backbone, lora: LoraConfig) -> None:
     """Write a drafter folder: an ordinary draft model, or one with adapters, its own in use."""
-    if lora.rank is None:
+    ids_U = ids_of(draft)
+    if lora.rank is not None:
+        save_adapted(draft, folder, target, lora)
+    elif ids_U is None:
         save_draft_model(draft, folder, target)
     else:
-        save_adapted(draft, folder, target, lora)
+        save_draft_model(draft, folder, target, settings={SETTING: len(ids_U)})
+        write_ids(folder, ids_U)
 
 
 def rows_of(model: PreTrainedModel) -> int:

@@ -1,19 +1,23 @@
-"""What EAGLE-3's family reads of a target and may draft: hidden states that are fused, the draft vocabulary.
+"""What drafters may draft, their draft vocabulary; and what EAGLE-3's family reads of a target: states that are fused.
 
-Read next: `../eagle3.py` and `../block/peagle.py`, whose students are made of it.
+Read next: `../eagle3.py` and `../block/peagle.py`, whose students are made of it; `../spine.py`, where a run over a
+draft vocabulary begins.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from ...data.rows.packed import PackedRows
 from ...drafters.eagle.net3 import fused_layers
 from ...errors import RequestError
+from ..methods import METHODS
+from ..sections import Sections
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,10 +25,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def draft_vocabulary(size: int, target: PreTrainedModel) -> int:
-    """How many tokens can be drafted."""
+@overload
+def drafted_ids(size: int, target: PreTrainedModel, ids: Sequence[int] | None) -> Sequence[int]: ...
+@overload
+def drafted_ids(size: int | None, target: PreTrainedModel, ids: Sequence[int] | None) -> Sequence[int] | None: ...
+def drafted_ids(size: int | None, target: PreTrainedModel, ids: Sequence[int] | None) -> Sequence[int] | None:
+    """The tokens that a recipe lets be drafted, ascending target ids; None: all.
+
+    Args:
+        size: how many, of the recipe.
+        ids: which, or None where their number alone matters: the first ones then.
+    """
     head: Any = target.get_output_embeddings()
-    return min(size, len(head.weight))
+    return range(min(size, len(head.weight))) if ids is None and size is not None else ids
 
 
 def chosen_layers(
@@ -56,6 +69,18 @@ def say_covered(rows: PackedRows, ids: Sequence[int]) -> None:
         100 * np.isin(labels, ids).mean() if len(labels) else 0.0,
         f"{len(labels):,}",
     )
+
+
+def draft_vocabulary(recipe: Sections) -> tuple[int | None, str]:
+    """How many tokens what a recipe trains can draft, None: all; and the value that says so, empty where none does."""
+    option = METHODS[recipe.method].sizes.get("draft_vocabulary", "")
+    return (attrgetter(option)(recipe) if option else None), option
+
+
+def coverage(recipe: Sections, labels: Sequence[Sequence[int]]) -> str:
+    """What the recipe's draft vocabulary would cover of texts' labels, in words; empty where it has none."""
+    size, option = draft_vocabulary(recipe)
+    return "" if size is None else covered_by_half(labels, size, option)
 
 
 def covered_by_half(labels: Sequence[Sequence[int]], size: int, option: str) -> str:

@@ -225,11 +225,19 @@ def freeze(target: PreTrainedModel) -> PreTrainedModel:
     return target
 
 
+def settings_of(shape: Any) -> dict[str, Any]:
+    """The sizes of a drafter as its folder holds them; without a draft vocabulary there is no word of one."""
+    settings = asdict(shape)
+    if settings.get("draft_vocabulary", 0) is None:
+        del settings["draft_vocabulary"]
+    return settings
+
+
 def saver(target: Backbone, family: str) -> Save:
     """How a drafter that rides on `target` is written; its sizes are `module.config`."""
 
     def save(module: nn.Module, folder: Path) -> None:
         net: Any = module
-        save_heads(module, folder, target, family=family, settings=asdict(net.config))
+        save_heads(module, folder, target, family=family, settings=settings_of(net.config))
 
     return save

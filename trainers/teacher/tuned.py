@@ -14,7 +14,7 @@ import contextlib
 import copy
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ from ..packed.passes import hidden_states
 from ..sections import Run, Sections
 from ..student.lora import TUNED_NAME, add_adapter, without_adapters
 from ..student.recomputed import recompute_layers
-from .frozen import CheckTarget, Save, run_for_target
+from .frozen import CheckTarget, Save, run_for_target, settings_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -241,7 +241,7 @@ def tuned_saver(tuned: TunedTarget, family: str, out: Path) -> Save:
     def save(module: nn.Module, folder: Path) -> None:
         replace_folder(out / "target", tuned.export)
         net: Any = module
-        save_heads(module, folder, tuned.backbone, family=family, settings=asdict(net.config))
+        save_heads(module, folder, tuned.backbone, family=family, settings=settings_of(net.config))
 
     return save
 

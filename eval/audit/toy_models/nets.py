@@ -16,7 +16,7 @@ from ....drafters.block.dspark import DSpark, DSparkNet, DSparkShape
 from ....drafters.block.net import BlockNet, BlockShape
 from ....drafters.block.proposer import DFlash
 from ....drafters.block.selected import DFlash2, DFlash2Net, DFlash2Shape
-from ....drafters.eagle.net import EagleNet
+from ....drafters.eagle.net import EagleNet, EagleShape
 from ....drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from ....drafters.eagle.parallel import Peagle
 from ....drafters.eagle.peagle import PeagleNet, PeagleShape
@@ -64,7 +64,7 @@ def hydra(target: TableModel, *, prefix: bool = False) -> Proposer:
 
 def eagle(target: TableModel, **settings: Any) -> Proposer:
     """EAGLE-1's or EAGLE-2's network, which reads the last state and drafts by the target's projection."""
-    net = EagleNet(LayerShape(**_LAYER))
+    net = EagleNet(EagleShape(**_LAYER))
     return Eagle(_shaken(net, target), target.as_backbone(), **(_TREE | settings))
 
 

@@ -119,7 +119,7 @@ class SlotsOwn(DSpark):
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         proposal = super().propose(last_B, warper, uniforms)
-        own_BKV = warper(self._shaping(self._product(self.out_BKH)).flatten(0, 1)).view(*self.out_BKH.shape[:2], -1)
+        own_BKV = warper(self.head.logits(self.out_BKH).flatten(0, 1)).view(*self.out_BKH.shape[:2], -1)
         return replace(proposal, q_BNV=torch.cat((own_BKV, torch.zeros_like(own_BKV[:, :1])), 1))
 
 

@@ -119,7 +119,7 @@ def test_a_grown_tree_ranks_children_behind_their_parents(family: str, target: B
         drafter.begin([torch.cat([states[layer] for layer in drafter.layers], -1)[0].detach()])
         proposal = drafter.propose(torch.tensor([8]), Warper(1.0), SharedStream(0, 1))
         out_1KH = drafter._block(torch.tensor([8]))
-        product_1KV = drafter._product(out_1KH)
+        product_1KV = drafter.head.product(out_1KH)
         deep = [path for path in paths_of(proposal) if len(path) > 1]
         assert len(deep) > 1, "a tree of one level ranks no child"
         for path in deep:

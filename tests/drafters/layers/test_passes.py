@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from draftsmith.benchmarks.common.peak import peak_bytes
-from draftsmith.drafters.eagle.net import EagleNet, PairNet
+from draftsmith.drafters.eagle.net import EagleNet, EagleShape, PairNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
-from draftsmith.drafters.layers.llama import LayerShape, Projected
+from draftsmith.drafters.layers.llama import Projected
 from draftsmith.drafters.layers.passes import Packing, Passes
 from draftsmith.drafters.layers.sinks import Keys
 from torch import Tensor
@@ -94,7 +94,7 @@ def test_a_document_is_what_it_is_alone() -> None:
 def net_of(family: str, **more: bool) -> PairNet:
     torch.manual_seed(3)
     if family == "eagle":
-        return EagleNet(LayerShape(**SIZES))
+        return EagleNet(EagleShape(**SIZES))
     sizes = {"layers": (0, 1, 2), "vocabulary": 30, "draft_vocabulary": 20}
     return Eagle3Net(Eagle3Shape(**SIZES, **sizes, **more))
 

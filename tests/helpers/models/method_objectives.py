@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.data.config import DataConfig
+from draftsmith.drafters.layers.draft_vocabulary import hold
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
 from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
@@ -76,9 +77,9 @@ def objective_of(
     plain = frozen.model if is_tuned else frozen
     check_target(recipe, plain)
     with_tokens = {"tokenizer": tokenizer}
-    given = {"eagle3": {"ids": ids}, "peagle": {"ids": ids}, "distill": with_tokens, "pard": with_tokens}.get(
-        recipe.method, {}
-    )
-    made = module.student(recipe, plain, **given)
+    is_model = recipe.method in ("distill", "pard")
+    made = module.student(recipe, plain, **(with_tokens if is_model else {"ids": ids}))
+    if is_model and ids is not None:
+        hold(made, len(ids), ids, saved=False)
     kind = bpd.TunedBpdObjective if is_tuned and recipe.method == "bpd" else OBJECTIVES[recipe.method]
     return kind(recipe, made, frozen, save)

@@ -17,7 +17,7 @@ from draftsmith.drafters.block.dspark import DSpark, DSparkNet
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.block.selected import DFlash2, DFlash2Net
-from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net import EagleNet, EagleShape
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from draftsmith.drafters.eagle.parallel import Peagle
 from draftsmith.drafters.eagle.peagle import PeagleNet
@@ -25,7 +25,6 @@ from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.drafters.heads.bpd import Bpd, BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads, hydra_on
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads
-from draftsmith.drafters.layers.llama import LayerShape
 from draftsmith.drafters.mtp.family import Mtp
 from draftsmith.drafters.mtp.net import MtpNet
 from torch import Tensor, nn
@@ -62,7 +61,7 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
     if family == "mtp":
         return Mtp(shaken(_passing_on(MtpNet.for_target(model))), target, **settings)
     if family == "eagle":
-        net = _passing_on(EagleNet(LayerShape.of(model.config)))
+        net = _passing_on(EagleNet(EagleShape.of(model.config)))
         return Eagle(shaken(net), target, **settings)
     shape = Eagle3Shape.of(model.config, layers=(0, 1, 2), vocabulary=VOCABULARY, draft_vocabulary=len(WORDS))
     net3 = _passing_on(Eagle3Net(shape, WORDS))

@@ -12,11 +12,10 @@ import torch
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.tree.build import tree_of_paths
 from draftsmith.drafters.config import DrafterConfig, EagleOptions
-from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net import EagleNet, EagleShape
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import default_paths
 from draftsmith.drafters.identity import TargetIdentity
-from draftsmith.drafters.layers.llama import LayerShape
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.tree_file import read_tree, write_tree
 from draftsmith.errors import RequestError
@@ -34,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run folders of drafters for the embedded target, which say what it said one token before."""
     place = tmp_path_factory.mktemp("runs")
     target = load_target("tiny")
-    eagle = EagleNet(LayerShape.of(target.model.config))
+    eagle = EagleNet(EagleShape.of(target.model.config))
     with torch.no_grad():
         for name, weight in eagle.named_parameters():
             if name.startswith("fc") or name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -17,9 +17,8 @@ import torch
 from conftest import make_drafter
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net import EagleNet, EagleShape
 from draftsmith.drafters.folder import save_draft_model
-from draftsmith.drafters.layers.llama import LayerShape
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
 from draftsmith.trainers.teacher.frozen import saver
@@ -60,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in (1, 2):
         save_draft_model(make_drafter(target, seed=number).module, place / f"draft-{number}", target)
     torch.manual_seed(0)
-    saver(target, "eagle")(EagleNet(LayerShape.of(target.model.config)), place / "eagle")
+    saver(target, "eagle")(EagleNet(EagleShape.of(target.model.config)), place / "eagle")
     (place / "texts.jsonl").write_text((json.dumps({"text": "abc def ghi jkl mno pqr\n" * 8}) + "\n") * 8)
     (place / "prompts.jsonl").write_text((json.dumps({"prompt": "abc def"}) + "\n") * 8)
     return place
