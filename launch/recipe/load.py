@@ -226,7 +226,7 @@ def _collect(content: CommentedMap, file: Path, collected: _Values) -> None:
     old = [*_flatten(content, file, collected, here)]
     if old:
         where, now = old[0]
-        more = f", and {len(old) - 1} more fields have new names" if len(old) > 1 else ""
+        more = f" ({len(old) - 1} more renamed alike)" if len(old) > 1 else ""
         say_renamed(where, f"{now} now{more}")
 
 

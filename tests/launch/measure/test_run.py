@@ -138,7 +138,7 @@ def test_the_recipe_of_a_run_is_read_once(verb: str, tmp_path: Path, monkeypatch
     for module in (
         "draftsmith.launch.check.early",
         "draftsmith.launch.measure.loaded",
-        "draftsmith.launch.measure.run",
+        "draftsmith.launch.recipe.load",
     ):
         monkeypatch.setattr(f"{module}.load_recipe", counting)
     monkeypatch.setattr("draftsmith.launch.measure.loaded.load_target", enough)

@@ -56,7 +56,7 @@ def test_a_recipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert (drafter.eagle.tree, drafter.eagle.nodes, drafter.suffix.depth) == ("dynamic", 9, 5)
     assert found.origin["drafter.eagle.nodes"] == "old.yaml:4"
     assert caplog.messages == [
-        f"drafter.eagle_tree (old.yaml:3) is drafter.eagle.tree now, and 1 more fields have new names; {LAST}"
+        f"drafter.eagle_tree (old.yaml:3) is drafter.eagle.tree now (1 more renamed alike); {LAST}"
     ]
     assert load_recipe(str(file), [("drafter.eagle_nodes", "12")]).recipe.drafter.eagle.nodes == 12
 
