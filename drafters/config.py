@@ -15,7 +15,7 @@ from ..errors import RequestError
 from .temperatures import Policy
 
 if TYPE_CHECKING:
-    from .families import Family
+    from .record import Family
 
 DEFAULT_TREE = "default"
 OPTIMISED_TREE = "optimised"

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from ..decoding.backbone.quantised import quantisation_of
 from ..errors import RequestError
-from .families import FAMILIES, Form, function
+from .families import FAMILIES
 from .folder import built_from, not_finite
 from .layers.llama import LayerShape
 from .layers.rope import PLAIN
 from .projection import Shaping
+from .record import Form, function
 from .weights import net_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

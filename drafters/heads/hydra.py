@@ -37,8 +37,8 @@ from ..eagle.net import EagleLayer
 from ..folder import read_settings
 from ..layers.llama import LayerShape, Norm, Rotary
 from ..layers.passes import Passes
+from ..layers.true_states import TrueStates
 from ..projection import check_logits, scaled_weight
-from ..true_states import TrueStates
 from ..weights import net_for
 from .medusa import HeadsOnTree, MedusaHeads, MedusaShape, Paths, ResidualBlock, copy_projection, head_logits
 
