@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from .decoding.tree.tree import Tree as Tree
     from .decoding.tree.tree import chain as chain
     from .drafters.config import DrafterConfig as DrafterConfig
-    from .drafters.families import Family as Family
-    from .drafters.families import Form as Form
+    from .drafters.record import Family as Family
+    from .drafters.record import Form as Form
     from .errors import DraftsmithError as DraftsmithError
     from .errors import RequestError as RequestError
     from .eval.audit.audit import AuditReport as AuditReport
@@ -74,8 +74,8 @@ _HOMES = {
     "train": "launch.train",
     "load_recipe": "launch.recipe.load",
     "register": "launch.recipe.register",
-    "Family": "drafters.families",
-    "Form": "drafters.families",
+    "Family": "drafters.record",
+    "Form": "drafters.record",
     "Method": "trainers.methods",
     "PassMemory": "trainers.methods",
     "evaluate": "eval.measure.evaluate",

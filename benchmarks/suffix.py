@@ -40,7 +40,7 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
+from draftsmith.drafters.extras.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.suffix.hybrid import beside

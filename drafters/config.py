@@ -19,7 +19,7 @@ from ..storage.identity import flat
 from .temperatures import Policy
 
 if TYPE_CHECKING:
-    from .families import Family
+    from .record import Family
 
 DEFAULT_TREE = "default"
 OPTIMISED_TREE = "optimised"

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from ..decoding.backbone.quantised import quantisation_of
 from ..errors import RequestError
-from .families import FAMILIES, Form, function
+from .families import FAMILIES
 from .folder import built_from, not_finite
 from .layers.draft_vocabulary import OFFSETS, ids_of
 from .layers.llama import LayerShape
 from .layers.rope import PLAIN
 from .projection import Shaping
+from .record import Form, function
 from .weights import net_of
 
 _log = logging.getLogger(__name__)

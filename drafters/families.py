@@ -1,128 +1,22 @@
-"""What a drafter family is, one record each: the only list of families there is.
+"""Every drafter family by its record: the only list of families there is.
 
-A record names the functions of a family as "module:function", relative to this package or absolute,
-and imports nothing until one is asked for, so that `ls` and `--help` know every family without
-torch. Whoever loads, builds, probes, audits, exports or lists drafters reads this table; none has
-a list of its own. A new family is a record here, one in `trainers/methods.py` if it is trained, and
-its modules. Read next: `registry.py`, which loads by it; `heads/family.py`, functions of a record.
+Whoever loads, builds, probes, audits, exports or lists drafters reads this table; none has a list of
+its own. A new family is a record here, one in `trainers/methods.py` if it is trained, and
+its modules. Read next: `record.py`, what a record says; `registry.py`, which loads by it; `heads/family.py`,
+functions of a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from importlib import import_module
-from operator import attrgetter
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from ..errors import RequestError
 from .config import DrafterConfig
-from .grids import BY_BLOCK, BY_DSPARK, BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, LLMA, NGRAM, PROMPT_LOOKUP, SUFFIX, Grid
-
-_CHAINS = ("it drafts chains", "leave it out")
-_POLICY = "policy"
-Reference = str | Callable[..., Any]
-"""A function as "module:name", or itself, for records that are made where it is."""
-Kind = Literal["model", "on target", "from target", "several models", "no training"]
-
-
-@dataclass(frozen=True)
-class Form:
-    """A family in one serving format."""
-
-    method: str
-    """What the engine calls the family."""
-    make: Reference | None = None
-    """(net, target, how: Served) -> Export; None: the engine loads the drafter's own folder."""
-    parallel: bool = False
-    """Whether the engine has to be told that all drafts come out of one pass, in its own words."""
-    same_rows: bool = False
-    """Whether the engine loads a draft model only if its vocabulary has as many rows as the target's."""
-
-
-class Corpora(Protocol):
-    """Where drafters without training find text; the data room supplies it."""
-
-    def texts(self, source: str, limit: int | None) -> Iterator[list[int]]:
-        """The texts of a source as token ids."""
-        ...
-
-    def datastore(self, folder: str) -> Any:
-        """An opened datastore of the target's tokenizer."""
-        ...
-
-
-@dataclass(frozen=True)
-class Family:
-    """One kind of drafter."""
-
-    name: str
-    """As drafter folders and proposers name it."""
-    title: str
-    """As tables show it."""
-    kind: Kind
-    """`model`: a causal LM by itself; `on target`: reads the target's hidden states; `from target`:
-    made from the target's own weights when it is loaded; `several models`: that draft together."""
-    summary: str
-    """One line for the docs."""
-    page: str
-    """The page of docs/ that describes it."""
-    toy: Callable[[Any], str]
-    """The name of the toy as which the audit enumerates a proposer of this family (`eval/audit/toys.py`)."""
-    build: Reference | None = None
-    """(settings) -> nn.Module, on whatever device is the default, `meta` included; `settings` as a
-    drafter folder's `config.json` holds them. None: a model of `transformers`, or no module."""
-    load: Reference | None = None
-    """(folder, target, *, draft_length, config) -> Proposer; None: there is no folder of it."""
-    proposer: Reference | None = None
-    """(module, target, draft_length) -> Proposer, for a module in training, trees by default."""
-    make: Reference | None = None
-    """(config, target, corpora) -> Proposer, without training."""
-    wrap: Reference | None = None
-    """(config, drafter, corpora) -> Proposer, around a loaded drafter."""
-    hidden_states: Callable[[Mapping[str, Any]], int] = lambda _settings: 1
-    """How many hidden states of a token it is taught by, from its settings."""
-    toys: Mapping[str, Reference] = field(default_factory=dict)
-    """Toys that the audit does not make itself: name -> (target, drafts) -> Proposer, all of them tables."""
-    exports: Mapping[str, Form] = field(default_factory=dict)
-    """Serving formats, by the name that `--format` has for them."""
-    unchecked: Mapping[str, str] = field(default_factory=dict)
-    """Formats that somebody loads the family in, and that were not checked here -> who, for the refusal."""
-    elsewhere: str = ""
-    """Why it cannot be loaded in all others, for the refusal."""
-    most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
-    """Most tokens of a chain that it drafts, from its settings; None: any."""
-    longest: Callable[[DrafterConfig], int | None] = lambda _config: None
-    """Most tokens that it drafts by what a recipe says, if it is not trained; None: any."""
-    whole_blocks: Callable[[Mapping[str, Any]], bool] = lambda _settings: False
-    """Whether the first drafts of a chain depend on how many follow, so that engines have to draft the most."""
-    any_states: bool = False
-    """Whether it drafts from the text alone, for every target of its tokenizer."""
-    copies_target: bool = False
-    """Whether loading it makes another copy of the target's layers, in fewer bits."""
-    grids: tuple[Grid, ...] = ()
-    """Settings that `draftsmith tune` tries; none: it drafts in one way."""
-    options: frozenset[str] = frozenset()
-    """Of the fields and sections of `drafter`, those that it reads, `tree` and `vocabulary` apart."""
-    tree_unused: Callable[[DrafterConfig], tuple[str, str] | None] = lambda _config: _CHAINS
-    """Why a static tree that `drafter.tree` names would not be used, and what to do; None: it is."""
-
-    def reads(self, option: str) -> bool:
-        """Whether it reads the value at a dotted path of `drafter`."""
-        return option.partition(".")[0] in self.options
-
-    @property
-    def samples(self) -> bool:
-        """Whether `drafter.policy` says how its drafts are drawn above temperature 0."""
-        return _POLICY in self.options
-
-
-def function(reference: Reference) -> Callable[..., Any]:
-    """The function that a record names, imported now."""
-    if not isinstance(reference, str):
-        return reference
-    module, name = reference.split(":")
-    return attrgetter(name)(import_module(module, __package__))
+from .extras.records import EXTRAS
+from .grids import BY_BLOCK, BY_DSPARK, BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, PROMPT_LOOKUP, SUFFIX
+from .record import POLICY, Family, Form, function, own_toy
 
 
 def family_of(name: str, where: str) -> Family:
@@ -185,7 +79,7 @@ def _drawn(drafter: Any) -> str:
 
 
 _CUT = "draft_vocabulary"
-_DRAWN = frozenset({_POLICY, "temperature_factors", _CUT})
+_DRAWN = frozenset({POLICY, "temperature_factors", _CUT})
 _OF_EAGLE = _DRAWN | {"eagle"}
 _OF_HEADS = frozenset({"medusa", _CUT})
 _OF_SUFFIX = frozenset({"suffix"})
@@ -219,30 +113,9 @@ def _hybrid_toy(drafter: Any) -> str:
     return f"suffix-hybrid{' static' if getattr(draft, 'kind', 'chain') == 'static' else ''}{_drawn(draft)}"
 
 
-def _own_toy(name: str) -> Callable[[Any], str]:
-    return lambda _drafter: name
-
-
 def _longest_of_suffix(config: DrafterConfig) -> int:
     stored = config.suffix.datastore is not None
     return int(function(".suffix.windows:longest_draft")(config.suffix.depth, config.suffix.factor, stored=stored))
-
-
-def _lookup(
-    name: str, title: str, summary: str, make: str, grids: tuple[Grid, ...] = (), *, section: str = ""
-) -> Family:
-    """A family that drafts without training, by the section of `drafter` of its name, or `section`."""
-    return Family(
-        name=name,
-        title=title,
-        kind="no training",
-        summary=summary,
-        page="methods.md",
-        make=f".lookup.family:{make}",
-        options=frozenset({section or name}),
-        grids=grids,
-        toy=_own_toy(name),
-    )
 
 
 _MEDUSA = Family(
@@ -254,7 +127,7 @@ _MEDUSA = Family(
     build=".heads.medusa:MedusaHeads.from_settings",
     load=".heads.family:load_medusa_folder",
     proposer=".heads.family:draft_by_medusa",
-    toy=_own_toy("medusa"),
+    toy=own_toy("medusa"),
     exports={"vllm": Form("medusa", ".heads.family:medusa")},
     most_tokens=lambda settings: int(settings["heads"]),
     tree_unused=_always_a_tree,
@@ -270,7 +143,7 @@ _HYDRA = replace(
     build=".heads.hydra:HydraHeads.from_settings",
     load=".heads.family:load_hydra_folder",
     proposer=".heads.family:draft_by_hydra",
-    toy=_own_toy("hydra"),
+    toy=own_toy("hydra"),
     exports={},
 )
 _EAGLE = Family(
@@ -370,7 +243,7 @@ _ALL = (
         name="hydra++",
         title="hydra++",
         summary="Hydra's heads behind a layer of their own over the whole text",
-        toy=_own_toy("hydra++"),
+        toy=own_toy("hydra++"),
     ),
     Family(
         name="bpd",
@@ -381,7 +254,7 @@ _ALL = (
         build=".heads.bpd:BpdHeads.from_settings",
         load=".heads.family:load_bpd_folder",
         proposer=".heads.family:draft_by_bpd",
-        toy=_own_toy("bpd"),
+        toy=own_toy("bpd"),
         options=frozenset({_CUT}),
         tree_unused=_always_a_tree,
     ),
@@ -499,30 +372,20 @@ _ALL = (
         kind="model",
         summary="the text of a draft model of another tokenizer is written anew in the target's tokens",
         page="vocabularies.md",
-        toy=_own_toy("retokenised"),
+        toy=own_toy("retokenised"),
         grids=BY_TEXT,
     ),
     Family(
-        name="adaptive-draft",
-        title="adaptive draft",
-        kind="model",
-        summary="a draft model whose draft length follows the acceptance of each row",
+        name="prompt-lookup",
+        title="prompt-lookup",
+        kind="no training",
+        summary="copies what followed the last tokens earlier in the same text",
         page="methods.md",
-        wrap=".model.family:adaptive",
-        options=frozenset({"adaptive"}),
-        toy=_own_toy("adaptive-draft"),
+        make=".lookup.prompt_lookup:from_config",
+        options=frozenset({"lookup"}),
+        grids=PROMPT_LOOKUP,
+        toy=own_toy("prompt-lookup"),
     ),
-    _lookup(
-        "prompt-lookup",
-        "prompt-lookup",
-        "copies what followed the last tokens earlier in the same text",
-        "prompt_lookup",
-        PROMPT_LOOKUP,
-        section="lookup",
-    ),
-    _lookup("ngram", "ngram", "the likeliest next token after the last few, counted from a corpus", "ngram", NGRAM),
-    _lookup("llma", "llma", "copies from reference documents where the last tokens stand in one", "llma", LLMA),
-    _lookup("rest", "rest", "retrieves continuations from a datastore and verifies them as a trie", "rest"),
     Family(
         name="suffix",
         title="suffix",
@@ -545,20 +408,14 @@ _ALL = (
         options=_OF_SUFFIX,
         toy=_hybrid_toy,
     ),
-    _lookup(
-        "lookahead",
-        "lookahead",
-        "n-grams out of the target's own Jacobi iterations, guessed and verified",
-        "lookahead",
-    ),
     Family(
         name="function",
         title="function",
         kind="no training",
         summary="any Python function of the tokens so far",
         page="methods.md",
-        toy=_own_toy("function"),
+        toy=own_toy("function"),
     ),
 )
-FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *EXTRAS)}
 """Name -> record."""

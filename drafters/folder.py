@@ -17,8 +17,9 @@ from ..decoding.backbone.loading import no_progress_bars
 from ..decoding.no_model import check_no_form_for_engines
 from ..errors import RequestError, TrainingFailed
 from ..storage.formats import DRAFTER
-from .families import FAMILIES, Kind
+from .families import FAMILIES
 from .identity import TargetIdentity
+from .record import Kind
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, cast
 from ..decoding.request import whole
 from ..errors import RequestError
 from .config import BY_AUTO, DrafterConfig, check_options
-from .families import family_of, function
+from .families import family_of
 from .folder import read_entry
 from .hub import drafter_folder
 from .layers.named_ids import checked, ids_in
+from .record import function
 from .vocabulary.across import load_across, says_the_same
 
 if TYPE_CHECKING:

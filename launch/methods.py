@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..drafters.families import FAMILIES, function, training_free, wrapping
+from ..drafters.families import FAMILIES, training_free, wrapping
+from ..drafters.record import function
 from ..errors import RequestError
 
 if TYPE_CHECKING:

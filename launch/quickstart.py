@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.prompts import SECOND
-from ..drafters.families import FAMILIES, function
+from ..drafters.families import FAMILIES
+from ..drafters.record import function
 from ..errors import TrainingFailed
 from ..storage.identity import flat
 from .methods import TRAINED

@@ -96,7 +96,7 @@ MUTATIONS = (
     ),
     Mutation(
         "R08",
-        "drafters/lookup/ngram.py",
+        "drafters/extras/ngram.py",
         "n-grams are counted across documents",
         "        texts = [np.asarray(document, dtype=np.int64) for document in documents]\n",
         "        texts = [np.concatenate([np.asarray(document, dtype=np.int64) for document in documents])]\n",
@@ -120,7 +120,7 @@ MUTATIONS = (
     ),
     Mutation(
         "R10",
-        "drafters/true_states.py",
+        "drafters/layers/true_states.py",
         "where rows accept unlike numbers, each one's last state is taken at the longest row's count",
         "positions_BE, mask, last_B1)\n",
         "positions_BE, mask, torch.full_like(last_B1, E - 1))\n",

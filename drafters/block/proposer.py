@@ -3,7 +3,7 @@
 Every draft is read off its own slot without seeing the others, so a block is a chain whose k-th token
 comes from a distribution that does not depend on the drafted ones before it: drawn from it, the
 distributions are the proposal's q (`IID`); the likeliest of each are a point mass. Both are lossless by
-the rule that the declared sampling asks for. Read next: `net.py`, the network; `../true_states.py`,
+the rule that the declared sampling asks for. Read next: `net.py`, the network; `../layers/true_states.py`,
 the target's states; `../model/chains.py`, how the tokens are drawn.
 
 Shapes: R and B rows, E tokens that a step can emit, S tokens of a prompt or text, A anchors, K drafted
@@ -27,9 +27,9 @@ from ...decoding.sampling import Warper
 from ...decoding.tree.tree import Nodes, chain, tree_mask
 from ...errors import RequestError
 from ..layers.draft_vocabulary import common, head_of_target, ids_of
+from ..layers.true_states import TrueStates
 from ..model.chains import cut_short, off_slots
 from ..temperatures import Policy, samples
-from ..true_states import TrueStates
 from .attention import Cached
 from .net import BlockNet
 from .trees import TreeShape, leaves

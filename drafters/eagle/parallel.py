@@ -2,7 +2,7 @@
 
 The true pairs' keys and values stay, those of the mask pairs are overwritten by the true pairs that come in
 their place. Every draft is read off its own pair without seeing the others. Read next: `peagle.py`, the network;
-`../model/chains.py`, how the tokens are drawn; `../true_states.py`, the target's states.
+`../model/chains.py`, how the tokens are drawn; `../layers/true_states.py`, the target's states.
 
 Shapes: B rows, E tokens that a step can emit, K drafted tokens, N = E + K - 1 pairs of a pass, S tokens of a text,
 F numbers of the target's features, H hidden size, V vocabulary.

@@ -4,7 +4,7 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077) drafts a chain or a static tree, EAGL
 grows the tree where the same network is confident; EAGLE-3 (2503.01840) has another network and
 decodes alike. The drafter keeps keys and values of its own layer: after every verification they
 are computed again from the target's true states of what was accepted; drafting continues from there
-with its own guesses. Read next: `true_states.py`, those states; `eagle/net.py` and
+with its own guesses. Read next: `layers/true_states.py`, those states; `eagle/net.py` and
 `eagle/net3.py`, the networks.
 
 Shapes: B rows, E tokens that a step can emit, S tokens of a prompt, F numbers of the target's
@@ -29,9 +29,9 @@ from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
 from ...decoding.tree.tree import chain, tree_mask
 from ...errors import RequestError
 from ..layers.draft_vocabulary import DraftHead, common, head_of_target, ids_of
+from ..layers.true_states import TrueStates
 from ..model.chains import chain_of
 from ..temperatures import Policy, at_depth, samples
-from ..true_states import TrueStates
 from .levels import draw_level, levels_of
 from .net import PairNet
 from .net3 import Eagle3Net

@@ -38,8 +38,8 @@ from ..folder import read_settings
 from ..layers.draft_vocabulary import count_of, rows_at
 from ..layers.llama import LayerShape, Norm, Rotary
 from ..layers.passes import Passes
+from ..layers.true_states import TrueStates
 from ..projection import check_logits, scaled_weight
-from ..true_states import TrueStates
 from ..weights import net_for
 from .medusa import HeadsOnTree, MedusaHeads, MedusaShape, ResidualBlock, copy_projection
 

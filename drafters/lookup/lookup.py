@@ -1,7 +1,7 @@
 """Drafting by copying: what followed the last few tokens when they occurred before.
 
 Prompt lookup copies from the row's own history, which it searches whole, LLMA from reference documents, of which
-it has an index. Both look on the device, without a model. Read next: `prompt_lookup.py`, `llma.py`, `ngram.py`.
+it has an index. Both look on the device, without a model. Read next: `prompt_lookup.py`, `../extras/llma.py`.
 
 Shapes: B rows, K drafted tokens, L tokens of the source (1 row where all rows share it),
 M tokens of the longest suffix that is looked for.

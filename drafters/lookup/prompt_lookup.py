@@ -19,12 +19,27 @@ Shapes: B rows, K drafted tokens, L tokens of history.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..config import check_shortest, check_values
+from ..config import DrafterConfig, check_shortest, check_values
+from ..record import Corpora
 from .lookup import ChainLookup, best_match, copy_after, suffix_run
+
+if TYPE_CHECKING:
+    from ...decoding.backbone.backbone import Backbone
+
+
+def from_config(config: DrafterConfig, target: Backbone, _corpora: Corpora) -> PromptLookup:
+    """From the recipe's section: it needs nothing but the prompt."""
+    return PromptLookup(
+        draft_length=config.lookup.tokens,
+        longest=config.lookup.longest,
+        latest=config.lookup.latest,
+        device=target.device,
+    )
 
 
 class PromptLookup(ChainLookup):

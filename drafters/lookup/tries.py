@@ -2,7 +2,7 @@
 
 A datastore, as drafters see it, is texts that are searched on the host for the end of a context.
 
-Read next: `rest.py`, `function.py`; `decoding/tree/build.py`.
+Read next: `../extras/rest.py`, `function.py`; `decoding/tree/build.py`.
 
 Shapes: B rows, N nodes, the root included.
 """

@@ -48,6 +48,8 @@ class DraftModel:
     """
 
     family = "draft_model"
+    keeps_length = True
+    """Whether it drafts as many tokens as it is told."""
     skips = False
     """Whether steps may be left to another drafter, by `skip`."""
     steps_of_one = True

@@ -15,7 +15,7 @@ from ...decoding.backbone.backbone import Backbone
 from ...decoding.backbone.loading import load_target
 from ...errors import RequestError
 from ..config import BY_AUTO, DrafterConfig
-from ..families import FAMILIES, Corpora
+from ..families import FAMILIES
 from ..folder import REMEDY, is_drafter, kind_of, names_in, read_entry, read_settings
 from ..identity import TargetIdentity
 from ..layers.draft_vocabulary import common, restrict
@@ -23,7 +23,6 @@ from ..layers.named_ids import read_ids
 from ..registry import load_drafter
 from ..weights import check_finite
 from .adapters import adapter_names, take_up
-from .adaptive import AdaptiveDraft
 from .draft_model import DraftModel
 from .early_exit import EarlyExit, load_early_exit
 from .ensemble import Ensemble, join, join_adapters
@@ -33,7 +32,6 @@ from .quantised import Quantised, load_quantised
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ...decoding.proposal import Proposer
 
 _ACROSS = f", or let it draft across vocabularies by {BY_AUTO}"
 
@@ -158,24 +156,3 @@ def draft_together(module: nn.Module, target: Backbone, draft_length: int) -> En
         ordered = sorted(names, key=lambda name: (len(name), name))
         return join_adapters(draft_by_model(module, target, draft_length), ordered)
     return join([draft_by_model(each, target, draft_length) for each in cast(nn.ModuleList, module)])
-
-
-def adaptive(config: DrafterConfig, draft: Proposer, _corpora: Corpora) -> AdaptiveDraft:
-    """A loaded draft model with a length that follows what is accepted.
-
-    Raises:
-        RequestError: the drafter is no draft model of the target's tokenizer.
-    """
-    if not isinstance(draft, DraftModel) or isinstance(draft, Pard):
-        found = "a PARD draft, which drafts all in one pass" if isinstance(draft, Pard) else "none"
-        raise RequestError(
-            "adaptive-draft needs a draft model of the target's tokenizer that drafts token by token, and this is "
-            f"{found}; use --method trained"
-        )
-    return AdaptiveDraft(
-        draft.backbone,
-        draft.vocabulary,
-        longest=config.adaptive.longest,
-        policy=config.policy,
-        factors=config.temperature_factors,
-    )

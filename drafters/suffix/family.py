@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..config import DrafterConfig
-from ..families import Corpora
+from ..record import Corpora
 from .hybrid import SuffixHybrid, beside, can_skip
 from .proposer import SuffixDecoding
 

@@ -22,7 +22,6 @@ from ...decoding.engine import generate
 from ...decoding.proposal import Proposer
 from ...decoding.rules.choice import is_lossy
 from ...decoding.sampling import Warper
-from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import Ensemble
 from ...errors import RequestError
@@ -240,7 +239,7 @@ def _writer(
     if isinstance(drafter, Ensemble):
         drafter.draft_length = config.draft_length
     if isinstance(drafter, DraftModel):
-        if not isinstance(drafter, AdaptiveDraft):  # which drafts as far as it likes
+        if drafter.keeps_length:
             drafter.draft_length = config.draft_length
         if decoder == "hf":
             draft = drafter

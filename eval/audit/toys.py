@@ -18,17 +18,18 @@ import torch
 from ...decoding.proposal import DraftSampling, Proposer
 from ...decoding.tree.tree import Tree
 from ...drafters.block.trees import TreeShape
-from ...drafters.families import FAMILIES, function
+from ...drafters.extras.adaptive import AdaptiveDraft
+from ...drafters.extras.llma import Llma
+from ...drafters.extras.lookahead import Lookahead
+from ...drafters.extras.ngram import Ngram, NgramTable
+from ...drafters.extras.rest import Rest
+from ...drafters.families import FAMILIES
 from ...drafters.lookup.function import CallableDrafter
-from ...drafters.lookup.llma import Llma
-from ...drafters.lookup.lookahead import Lookahead
-from ...drafters.lookup.ngram import Ngram, NgramTable
 from ...drafters.lookup.prompt_lookup import PromptLookup
-from ...drafters.lookup.rest import Rest
-from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import join
 from ...drafters.model.pard import Pard
+from ...drafters.record import function
 from ...drafters.suffix.hybrid import beside
 from ...drafters.suffix.proposer import SuffixDecoding
 from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Proposer
-from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import Ensemble
 from ...errors import RequestError
@@ -81,7 +80,7 @@ class Arm:
         """Whether its draft length can be chosen."""
         if isinstance(self.drafter, Ensemble):
             return True
-        return isinstance(self.drafter, DraftModel) and not isinstance(self.drafter, AdaptiveDraft)
+        return isinstance(self.drafter, DraftModel) and self.drafter.keeps_length
 
 
 def check_answer_length(arms: Sequence[Arm], config: EvalConfig) -> None:

@@ -13,8 +13,9 @@ from ...decoding.backbone.backbone import Backbone
 from ...decoding.engine import generate
 from ...decoding.proposal import Drafter, Proposer
 from ...decoding.sampling import Warper
-from ...drafters.families import FAMILIES, function
+from ...drafters.families import FAMILIES
 from ...drafters.model.ensemble import Ensemble
+from ...drafters.record import function
 from .metrics import tau
 
 

@@ -15,10 +15,11 @@ from typing import Any
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import Proposer
 from ...drafters.config import DrafterConfig, turned_off
-from ...drafters.families import FAMILIES, Family
+from ...drafters.families import FAMILIES
 from ...drafters.folder import read_entry
 from ...drafters.grids import Grid
 from ...drafters.hub import is_fetched, shown
+from ...drafters.record import Family
 from ...drafters.tuned_file import DRAFT_LENGTH
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import check_longest

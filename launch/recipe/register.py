@@ -5,7 +5,8 @@ Read next: `drafters/families.py` and `trainers/methods.py`, the records; `model
 
 from __future__ import annotations
 
-from ...drafters.families import FAMILIES, Family
+from ...drafters.families import FAMILIES
+from ...drafters.record import Family
 from ...errors import RequestError
 from ...trainers.methods import METHODS, Method, own_sections
 from .load import forget_fields

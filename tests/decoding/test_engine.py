@@ -14,8 +14,8 @@ from draftsmith.decoding.graphs import RecordedUniforms
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree.tree import Tree, chain
+from draftsmith.drafters.extras.lookahead import Lookahead
 from draftsmith.drafters.lookup.function import CallableDrafter
-from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.pard import Pard

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import draftsmith
 import pytest
 from draftsmith import drafters
-from draftsmith.drafters.families import FAMILIES, Family, family_of, function
+from draftsmith.drafters.families import FAMILIES, family_of
+from draftsmith.drafters.record import Family, function
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.toys import Toy
 from draftsmith.trainers.methods import METHODS, Method

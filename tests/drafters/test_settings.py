@@ -12,11 +12,12 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net
-from draftsmith.drafters.families import FAMILIES, function
+from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.heads.bpd import BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.mtp.net import MtpNet
+from draftsmith.drafters.record import function
 from helpers.models.small_drafters import small_dflash2_net, small_dspark_net, small_peagle_net
 from torch import nn
 

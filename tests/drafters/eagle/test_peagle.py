@@ -13,16 +13,16 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters import true_states
 from draftsmith.drafters.eagle import parallel
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.parallel import Peagle
 from draftsmith.drafters.eagle.peagle import Branches, PeagleNet
 from draftsmith.drafters.eagle.proposer import Eagle3
+from draftsmith.drafters.layers import true_states
 from draftsmith.drafters.layers.llama import Projected
+from draftsmith.drafters.layers.true_states import TrueStates
 from draftsmith.drafters.model.chains import chain_of, off_slots
 from draftsmith.drafters.temperatures import at_depth
-from draftsmith.drafters.true_states import TrueStates
 from draftsmith.eval.audit.enumeration import enumerate_decoding
 from draftsmith.eval.audit.toys import Toy
 from helpers.models.small_drafters import WORDS, small_peagle_net

@@ -16,13 +16,13 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.extras.adaptive import AdaptiveDraft
+from draftsmith.drafters.extras.llma import Llma
+from draftsmith.drafters.extras.lookahead import Lookahead
+from draftsmith.drafters.extras.ngram import Ngram, NgramTable
+from draftsmith.drafters.extras.rest import Rest
 from draftsmith.drafters.lookup.function import CallableDrafter
-from draftsmith.drafters.lookup.llma import Llma
-from draftsmith.drafters.lookup.lookahead import Lookahead
-from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.prompt_lookup import OwnGrams, PromptLookup
-from draftsmith.drafters.lookup.rest import Rest
-from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.errors import RequestError
 from helpers.models.toy_answers import answer_of, p_of_answers
 from helpers.operation_counts import Numbers, calls_of

@@ -11,9 +11,9 @@ import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.extras.adaptive import AdaptiveDraft
 from draftsmith.drafters.model import draft_model
 from draftsmith.drafters.model.adapters import inject, use
-from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import join, join_adapters
 from draftsmith.drafters.model.pard import Pard

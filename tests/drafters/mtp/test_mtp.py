@@ -17,10 +17,10 @@ from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.layers.passes import Passes
+from draftsmith.drafters.layers.true_states import TrueStates
 from draftsmith.drafters.mtp.family import Mtp
 from draftsmith.drafters.mtp.layers import MtpShape
 from draftsmith.drafters.mtp.net import MtpNet
-from draftsmith.drafters.true_states import TrueStates
 from helpers.models.random_models import random_model, ready
 from torch import Tensor
 

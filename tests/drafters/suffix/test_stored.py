@@ -13,9 +13,9 @@ from draftsmith.data.datastore_build import build_datastore
 from draftsmith.decoding.proposal import Committed, Proposer
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.lookup.llma import Llma
-from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
-from draftsmith.drafters.lookup.rest import Rest
+from draftsmith.drafters.extras.llma import Llma
+from draftsmith.drafters.extras.ngram import Ngram, NgramTable
+from draftsmith.drafters.extras.rest import Rest
 from draftsmith.drafters.suffix.index import AnswerMemory
 from draftsmith.drafters.suffix.proposer import SuffixDecoding, likeliest_tree
 from helpers.models.toy_answers import answer_of, p_of_answers

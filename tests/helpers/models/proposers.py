@@ -11,14 +11,14 @@ from typing import Any
 from conftest import VOCABULARY, make_drafter
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.block.trees import TreeShape
+from draftsmith.drafters.extras.adaptive import AdaptiveDraft
+from draftsmith.drafters.extras.llma import Llma
+from draftsmith.drafters.extras.lookahead import Lookahead
+from draftsmith.drafters.extras.ngram import Ngram, NgramTable
+from draftsmith.drafters.extras.rest import Rest
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.function import CallableDrafter
-from draftsmith.drafters.lookup.llma import Llma
-from draftsmith.drafters.lookup.lookahead import Lookahead
-from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
-from draftsmith.drafters.lookup.rest import Rest
-from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.drafters.model.early_exit import EarlyExit, first_layers
 from draftsmith.drafters.model.ensemble import join
 from draftsmith.drafters.model.pard import Pard

@@ -9,7 +9,8 @@ from dataclasses import replace
 import draftsmith
 import pytest
 from draftsmith.config import Section
-from draftsmith.drafters.families import FAMILIES, function
+from draftsmith.drafters.families import FAMILIES
+from draftsmith.drafters.record import function
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import field_paths, forget_fields
 from draftsmith.launch.recipe.model import Recipe, rebuild

@@ -1,6 +1,6 @@
-"""What `families.py` names of drafters without training: each made from the recipe's section.
+"""What `records.py` names: each drafter made from the recipe's section.
 
-Read next: `lookup.py`, what those that copy share; docs/methods.md says which to choose when.
+Read next: `../lookup/lookup.py`, what those that copy share; docs/methods.md says which to choose when.
 """
 
 from __future__ import annotations
@@ -9,25 +9,18 @@ from typing import TYPE_CHECKING
 
 from ...errors import RequestError
 from ..config import DrafterConfig
-from ..families import Corpora
+from ..model.draft_model import DraftModel
+from ..model.pard import Pard
+from ..record import Corpora
+from .adaptive import AdaptiveDraft
 from .llma import Llma
 from .lookahead import Lookahead
 from .ngram import Ngram, NgramTable
-from .prompt_lookup import PromptLookup
 from .rest import Rest
 
 if TYPE_CHECKING:
     from ...decoding.backbone.backbone import Backbone
-
-
-def prompt_lookup(config: DrafterConfig, target: Backbone, _corpora: Corpora) -> PromptLookup:
-    """Prompt lookup needs nothing but the prompt."""
-    return PromptLookup(
-        draft_length=config.lookup.tokens,
-        longest=config.lookup.longest,
-        latest=config.lookup.latest,
-        device=target.device,
-    )
+    from ...decoding.proposal import Proposer
 
 
 def ngram(config: DrafterConfig, target: Backbone, corpora: Corpora) -> Ngram:
@@ -83,4 +76,25 @@ def lookahead(config: DrafterConfig, target: Backbone, _corpora: Corpora) -> Loo
         ngram=config.lookahead.ngram,
         guesses=config.lookahead.guesses,
         device=target.device,
+    )
+
+
+def adaptive(config: DrafterConfig, draft: Proposer, _corpora: Corpora) -> AdaptiveDraft:
+    """A loaded draft model with a length that follows what is accepted.
+
+    Raises:
+        RequestError: the drafter is no draft model of the target's tokenizer.
+    """
+    if not isinstance(draft, DraftModel) or isinstance(draft, Pard):
+        found = "a PARD draft, which drafts all in one pass" if isinstance(draft, Pard) else "none"
+        raise RequestError(
+            "adaptive-draft needs a draft model of the target's tokenizer that drafts token by token, and this is "
+            f"{found}; use --method trained"
+        )
+    return AdaptiveDraft(
+        draft.backbone,
+        draft.vocabulary,
+        longest=config.adaptive.longest,
+        policy=config.policy,
+        factors=config.temperature_factors,
     )

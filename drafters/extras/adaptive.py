@@ -3,7 +3,7 @@
 With acceptance rate alpha, K drafted tokens yield (1 - alpha^(K+1)) / (1 - alpha) tokens for
 1 + K c target calls' time (Leviathan et al. 2023, theorem 3.8); every row takes the K that pays
 best by what it has seen so far. K depends on the past alone, so decoding stays lossless.
-Read next: `draft_model.py`.
+Read next: `../model/draft_model.py`.
 
 Shapes: B rows, K draft lengths.
 """
@@ -20,14 +20,15 @@ from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.rows import DelayedRead
 from ...decoding.sampling import Warper
+from ..model.draft_model import DraftModel
 from ..temperatures import Policy
-from .draft_model import DraftModel
 
 
 class AdaptiveDraft(DraftModel):
     """Drafts 1 to `longest` tokens per row."""
 
     family = "adaptive-draft"
+    keeps_length = False
     replayable = False  # the host decides how many draft calls there are
 
     def __init__(

@@ -8,7 +8,7 @@ The index is a table per length, searched in as many steps as it has bits. A str
 number of its last m - 1 tokens and the token in front of them, so that a key always fits into 63 bits, whatever the
 vocabulary. Everything is on the device, in fixed shapes.
 
-Read next: `lookup.py`.
+Read next: `../lookup/lookup.py`.
 
 Shapes: B rows, K drafted tokens, L tokens of all references, M tokens of the longest string, U strings of one
 length, in order.
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ...decoding.random import salt_of
 from ..config import check_shortest, check_values
-from .lookup import ChainLookup, copy_after
-from .tries import check_ids
+from ..lookup.lookup import ChainLookup, copy_after
+from ..lookup.tries import check_ids
 
 
 class Llma(ChainLookup):

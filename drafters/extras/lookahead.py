@@ -5,7 +5,7 @@ holds both branches: the window, whose last row takes one Jacobi step, and the g
 candidates. Here both are nodes of one tree; those of the window are computed and never accepted.
 Differences from the released code: all window rows start filled with tokens of the prompt, in place
 of warm-up steps, and the token after a full guess is kept.
-Read next: `lookup.py`, `decoding/tree/tree.py`.
+Read next: `../lookup/lookup.py`, `decoding/tree/tree.py`.
 
 Shapes: B rows, R = N - 1 window rows and tokens of a guess, W columns, G guesses, P n-grams of the
 pool, V vocabulary.

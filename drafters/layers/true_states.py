@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..decoding.backbone.kv_cache import KVCache
-from ..decoding.proposal import Committed
-from ..decoding.rows import overwrite
-from ..decoding.tree.tree import chain, tree_mask
+from ...decoding.backbone.kv_cache import KVCache
+from ...decoding.proposal import Committed
+from ...decoding.rows import overwrite
+from ...decoding.tree.tree import chain, tree_mask
 
 
 class Waiting(NamedTuple):

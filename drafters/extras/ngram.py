@@ -1,7 +1,7 @@
 """An n-gram table: the likeliest next token after the last few, counted from a corpus.
 
 Contexts of n - 1 tokens back off to shorter ones (Brants et al. 2007, without the discount: only
-the argmax matters here). Read next: `lookup.py`.
+the argmax matters here). Read next: `../lookup/lookup.py`.
 
 Shapes: B rows, K drafted tokens, U contexts of one length, in order.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from ...decoding.random import salt_of
 from ...errors import RequestError
 from ..config import check_values
-from .lookup import ChainLookup
-from .tries import check_ids
+from ..lookup.lookup import ChainLookup
+from ..lookup.tries import check_ids
 
 Ints = NDArray[np.int64]
 

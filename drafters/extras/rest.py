@@ -3,7 +3,7 @@
 He et al. 2023 (arXiv 2311.08252): suffixes of 16 down to 2 tokens, continuations of 10, the 64
 likeliest nodes. The datastore is searched on the host, so a step waits for the device once.
 Lossless at every temperature with one draw per node (sample-and-match).
-Read next: `data/datastore.py`, which builds and searches; `tries.py`.
+Read next: `data/datastore.py`, which builds and searches; `../lookup/tries.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ..config import check_shortest, check_values
 from ..history import History
-from .tries import Store, check_ids, propose_tries
+from ..lookup.tries import Store, check_ids, propose_tries
 
 
 class Rest:
