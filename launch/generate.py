@@ -9,15 +9,17 @@ import hashlib
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..drafters.hub import drafter_folder
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
-from ..errors import RequestError
+from ..errors import RequestError, Stopped
 from ..eval.measure.weight_files import drafter_hash
 from ..storage.identity import flat
+from ..trainers.loop.interruptions import Interrupted, interrupt_on_signal
 from .check.early import check_least
 from .recipe.load import without_run
 from .recipe.model import Recipe
@@ -59,7 +61,16 @@ class _Way:
 
 
 def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> str:
-    """Generate, or continue where an earlier call was stopped; returns a summary of the folder."""
+    """Generate, or continue where an earlier call was stopped; returns a summary of the folder.
+
+    Raises:
+        RequestError: a flag is wrong, or the folder is another generation's. Stopped: a signal ended it.
+    """
+    with interrupt_on_signal():
+        return _generated(request, overrides)
+
+
+def _generated(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> str:
     server = _check(request, overrides)
     tuned = Tuned({})
     if request.drafter is not None:
@@ -74,6 +85,7 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
 
     from ..data.generate.answers import CORRECTIONS, Asker
     from ..data.generate.journal import Journal
+    from ..data.generate.progress import Progress
     from ..data.rows.records import RecordReader
     from ..data.rows.sources import open_sources
     from ..eval.measure.environment import environment
@@ -97,10 +109,27 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
     extra = (CORRECTIONS,) if request.corrections else ()
     with Journal(request.out, settings, environment() | way.session, extra) as journal:
         if not journal.complete:
-            _before(way, asker, RecordReader(config).read(source))
-            way.answer(RecordReader(config).read(source), asker, journal)
-            journal.publish()
+            with _kept(journal):
+                _before(way, asker, RecordReader(config).read(source))
+                total = sum(1 for _ in RecordReader(config).read(source))  # far less work than to answer them
+                journal.progress = Progress(total, len(journal))
+                with closing(journal.progress):
+                    way.answer(RecordReader(config).read(source), asker, journal)
+                journal.publish()
         return _summary(journal.manifest, request)
+
+
+@contextmanager
+def _kept(journal: Journal) -> Iterator[None]:
+    """Inside, a signal ends the work with what is kept of it, and how to go on."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as left:
+        name = "SIGINT" if isinstance(left, KeyboardInterrupt) else str(left).partition(":")[0]
+        raise Stopped(
+            f"{name}: stopped with {len(journal):,} rows done, {journal.answered:,} of them answered, which "
+            f"{journal.folder} keeps; the same command goes on with the next"
+        ) from None
 
 
 def _on_a_day(config: DataConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> DataConfig:

@@ -21,6 +21,7 @@ from ...errors import DataError, EnvironmentFailure, RequestError
 from ...storage import MANIFEST, check_identity, checksums, flush, sha256, staged_file, try_lock, write_text, writing
 from ...storage.formats import GENERATION
 from ...storage.identity import flat
+from .progress import Progress
 
 ANSWERS = "answers"
 REJECTED = "rejected.jsonl"
@@ -52,6 +53,8 @@ class Journal:
         self._offsets: dict[int, tuple[int, str | None]] = {}
         self._file: BinaryIO | None = None
         self._session, self._extra = dict(session), tuple(extra)
+        self.progress: Progress | None = None
+        """Is told of every row that is added."""
         earlier = _read_manifest(folder)
         begun = {"format": GENERATION.number, "state": "running", **settings, "sessions": []}
         if earlier is not None:
@@ -101,16 +104,22 @@ class Journal:
         file = self._writable()
         file.seek(0, 2)
         at, lines = file.tell(), []
+        found: dict[int, tuple[int, str | None]] = {}
         for entry in entries:
             line = (json.dumps(entry) + "\n").encode()
-            self._offsets[entry["row"]] = (at, entry.get("shape"))
+            found[entry["row"]] = (at, entry.get("shape"))
             lines.append(line)
             at += len(line)
+            if self.progress is not None:
+                self.progress.add(entry)
         if lines:
             with writing(self.folder):
                 file.write(b"".join(lines))
                 file.flush()
                 flush(self.folder / _JOURNAL)
+        self._offsets |= found
+        if self.progress is not None:
+            self.progress.tell()
 
     def settle(self, name: str, value: Any, remedy: str) -> None:
         """Keep in the manifest what only asking shows; a folder goes on with the same alone.

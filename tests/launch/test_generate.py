@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 from draftsmith.data.config import DataConfig
+from draftsmith.data.generate import decoded, progress
 from draftsmith.data.generate.journal import Journal
 from draftsmith.data.rows.prepare import prepare
 from draftsmith.data.rows.records import RecordReader
@@ -33,6 +35,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.config import old_names
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.launch.cli import main
+from faults.signalled import Stage, signalled
 from helpers.runs import killed_process
 from safetensors.torch import load_file, save_file
 
@@ -594,6 +597,61 @@ def test_cut_answers_are_kept_marked_and_counted(
     rows = ["--data.source", str(tmp_path / "out" / "answers.jsonl"), "--target.path", str(place / "target")]
     assert main(["inspect", "distill-tiny", *rows, "--data.validation-share", "0.3"]) == 0
     assert re.search(r"answers +in the loss: \d+ cut off, and learnt without an end", caplog.text)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_says_what_is_kept_and_the_same_command_goes_on(
+    name: str, place: Path, greedy: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    def act() -> int:
+        with (tmp_path / "said").open("w") as stream, contextlib.redirect_stderr(stream):
+            return generate(place, out)
+
+    assert signalled(act, signal.Signals[name], Stage(decoded, "_converse", 3)) == 75
+    kept = len((out / ".journal.jsonl").read_bytes().splitlines())
+    assert 6 <= kept < len(read(place, "chats.jsonl"))
+    said = (tmp_path / "said").read_text().splitlines()[-1]
+    assert said.startswith(f"draftsmith: {name}: stopped with {kept} rows done, ")
+    assert said.endswith(f"of them answered, which {out} keeps; the same command goes on with the next")
+    assert generate(place, out) == 0
+    assert (out / "answers.jsonl").read_bytes() == (greedy / "answers.jsonl").read_bytes()
+
+
+def test_progress_is_a_line_where_nobody_watches(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_EVERY", 0.0)
+    assert generate(place, tmp_path / "out", "--limit", "7") == 0
+    lines = [each.getMessage() for each in caplog.records if each.name == progress.__name__]
+    assert len(lines) >= 3
+    assert re.fullmatch(
+        r"row=7/7 answered=\d rejected=\d cut=0 tokens=\d+ tokens_per_second=[\d.e+]+ eta=0m00s", lines[-1]
+    )
+
+
+def test_progress_knows_rate_and_time_left(caplog: pytest.LogCaptureFixture) -> None:
+    """By the rows of this start alone; a line is due every so many seconds, and the last one always."""
+    caplog.set_level("INFO")
+    now = 100.0
+    shown = progress.Progress(total=10, done=4, clock=lambda: now)
+    shown.tell(last=True)
+    assert not caplog.records  # nothing is done yet
+    now += 20
+    shown.add({"tokens": 30, "cut": 1})
+    shown.add({"rejected": {}})
+    shown.tell()
+    shown.tell()
+    now += 1
+    shown.add({"tokens": 12, "cut": 0})
+    shown.tell()
+    shown.close()
+    assert [each.getMessage() for each in caplog.records] == [
+        "row=6/10 answered=1 rejected=1 cut=1 tokens=30 tokens_per_second=1.5 eta=0m40s",
+        "row=7/10 answered=2 rejected=1 cut=1 tokens=42 tokens_per_second=2 eta=0m21s",
+    ]
 
 
 def test_the_flag_of_an_earlier_version_is_explained(
