@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..drafters.hub import drafter_folder
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
-from ..eval.measure.weight_files import drafter_hash
+from ..eval.measure.environment import drafter_hash
 from .check.early import check_least
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
