@@ -17,9 +17,8 @@ from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.errors import DraftsmithError
 from draftsmith.launch.check.devices import Devices, devices_of, in_units
-from draftsmith.launch.check.memory import fits, needs, parameters
+from draftsmith.launch.check.memory import by_host, exchanged, fits, needs, parameters
 from draftsmith.launch.check.models import Models
-from draftsmith.launch.check.spread import by_host, exchanged
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from transformers import PreTrainedModel

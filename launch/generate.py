@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..drafters.hub import drafter_folder
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError, Stopped
-from ..eval.measure.weight_files import drafter_hash
+from ..eval.measure.environment import drafter_hash
 from ..storage.identity import flat
 from ..trainers.loop.interruptions import Interrupted, interrupt_on_signal
 from .check.early import check_least

@@ -2,8 +2,8 @@
 
 `files.py` writes one file, `folder.py` a folder with its manifest, `staging.py` names and clears what
 is not there yet, `identity.py` compares what a folder was made for, `formats.py` has every format's
-number, `tensors.py` reads safetensors, `lock.py` keeps a second process out, `held.py` a second run;
-`held.py` says which process of a launch this is.
+number, `tensors.py` reads safetensors, `held.py` keeps a second process and a second run out, and says which
+process of a launch this is.
 Nothing here imports torch when it is imported.
 """
 
@@ -21,9 +21,8 @@ from .files import (
 )
 from .folder import MANIFEST, checksums, delete_folder, fault, publish, read_manifest, replace_folder, staged_folder
 from .formats import MANIFEST_LIST
-from .held import Holder, check_free, hold, holder_of, is_first, rank
+from .held import Holder, check_free, hold, holder_of, is_first, rank, try_lock
 from .identity import check_identity, check_identity_file
-from .lock import try_lock
 from .staging import delete_leftovers, restore_folder, staging_of
 from .tensors import check_tensors, derived_tensors, read_tensors, tensor_heads, write_tensors
 

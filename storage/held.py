@@ -5,7 +5,7 @@ gives the lock back and leaves the line, which is in nobody's way.
 
 Which process of a launch this one is, by what launchers set; nothing is imported for it.
 
-Read next: `lock.py`.
+Read next: `staging.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ..errors import RequestError
 from .files import writing
-from .lock import try_lock, try_lock_shared
 from .staging import this_host
 
 _LOCK = ".lock"
@@ -144,6 +143,38 @@ def _write(file: IO[bytes], line: str) -> None:
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.write(line.encode())
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Take an open file for this process until it is closed; False where another one has it.
+
+    Raises:
+        OSError: its file system has no locks.
+    """
+    import fcntl  # not there on every system
+
+    return _try(file, fcntl.LOCK_EX)
+
+
+def try_lock_shared(file: IO[Any]) -> bool:
+    """The same, beside others that take it so: to ask whether a process has it for itself."""
+    import fcntl
+
+    return _try(file, fcntl.LOCK_SH)
+
+
+def _try(file: IO[Any], kind: int) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except PermissionError as error:
+        if error.errno != errno.EACCES:
+            raise
+        return False  # how SMB says that another process has it
+    return True
 
 
 def file_system(path: Path) -> str:

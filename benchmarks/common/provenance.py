@@ -18,8 +18,7 @@ from typing import Any
 
 from draftsmith.benchmarks.common.records import FOLDER, Record, Weights, write_record
 from draftsmith.decoding.backbone.hub import embedded_target
-from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.weight_files import drafter_hash
+from draftsmith.eval.measure.environment import drafter_hash, environment
 
 ONE_SEED = "what another seed changes, which `--seeds 0,1,2` measures"
 

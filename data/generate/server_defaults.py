@@ -3,7 +3,7 @@
 Engines fill in what a request leaves open from the target's generation_config.json: a top-k, penalties. What is drawn
 then is another distribution than the one that was asked for. So every request says that they are off; a server that
 refuses a name is told less, and what it was told is kept beside its answers.
-Read next: `server_request.py`, the names; `server.py` and `eval/server/blocks.py`, which ask so.
+Read next: `server_request.py`, the names; `server.py` and `eval/server/measure.py`, which ask so.
 """
 
 from __future__ import annotations

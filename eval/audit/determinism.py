@@ -4,7 +4,7 @@ The same prompts are decoded in batches, beside longer prompts, padded, speculat
 dtypes. A kernel adds up in another order for another shape, so a near-tie may fall the other way;
 a difference larger than what rounding explains is a bug. Then the shape-invariant mode: a baseline
 padded to the verify width in a static KV cache should be speculation's twin, to the bit of its logits.
-Read next: `fingerprints.py`, how logits are compared; `replay.py`, which holds what was emitted
+Read next: `determinism_result.py`, what is found; `replay.py`, which holds what was emitted
 against the argmax; docs/audit.md.
 
 Shapes: N nodes of a call, V vocabulary, S tokens of a text.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from typing import Any, Protocol
 
@@ -22,14 +23,75 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone, Seen
+from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.engine import autoregressive, generate
-from ...decoding.proposal import Proposer
+from ...decoding.proposal import Proposal, Proposer
+from ...decoding.random import Uniforms
+from ...decoding.rules.acceptance import Outcome
+from ...decoding.rules.choice import rule_for
 from ...decoding.sampling import Warper
+from ...decoding.tree.tree import AnyTree
 from ...errors import RequestError
 from .determinism_result import Compared, Determinism, Invariance, Setting
-from .fingerprints import Watched
 from .replay import histogram_of, one_by_one
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Watched(Backbone):
+    """A target that remembers, for every node of every call, a fingerprint of its logits."""
+
+    def __init__(self, target: Backbone) -> None:
+        super().__init__(target.model, name=target.name, revision=target.revision)
+        self._target = target
+        self._prints: list[Tensor] = []  # [B, N] of every call, the prefill first
+        self._kept: list[Tensor] = []  # [B, D] of every speculative call, -1 behind the path
+
+    def prefill(self, prompts: Sequence[Sequence[int]], kv_cache: KVCache, **features: Any) -> Tensor:
+        """The target's own, remembered."""
+        logits_BV = self._target.prefill(prompts, kv_cache, **features)
+        self._prints.append(fingerprints(logits_BV[:, None]))
+        return logits_BV
+
+    def see(self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, kv_cache: KVCache, **how: Any) -> Seen:
+        """The target's own, remembered."""
+        seen = self._target.see(tokens_BN, lengths_B, tree, kv_cache, **how)
+        self._prints.append(fingerprints(seen.logits_BNV))
+        return seen
+
+    def rule(self, logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
+        """The lossless rule, and a note of the nodes that it kept."""
+        outcome = rule_for(proposal, warper)(logits_BNV, proposal, warper, uniforms)
+        self._kept.append(outcome.path_BD.clone())
+        return outcome
+
+    def deciding(self, answers: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The fingerprint in front of every token: of the root, and of each node that was kept."""
+        prefill, *calls = (print_BN.tolist() for print_BN in self._prints)
+        kept = [path_BD.tolist() for path_BD in self._kept] or [[[]] * len(answers)] * len(calls)
+        fingerprints = []
+        for row, answer in enumerate(answers):
+            prints = list(prefill[row])
+            for print_BN, path_BD in zip(calls, kept, strict=True):
+                prints += [print_BN[row][n] for n in (0, *path_BD[row]) if n >= 0]
+            # a row that has ended is still computed
+            fingerprints.append(prints[: len(answer)])
+        return fingerprints
+
+
+def fingerprints(logits: Tensor) -> Tensor:
+    """64 bits for every row of logits [..., V], equal only if all bits are; int64 [...]."""
+    bits = logits.contiguous().view(_BITS[logits.element_size()]).long()
+    # a sum modulo 2**64, with a random odd factor for every position
+    return (bits * _factors(logits.shape[-1], logits.device)).sum(-1)
+
+
+@lru_cache(maxsize=8)
+def _factors(vocabulary: int, device: torch.device) -> Tensor:
+    g = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**62), 2**62, (vocabulary,), generator=g).mul(2).add(1).to(device)
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GREEDY = Warper(0.0)

@@ -25,8 +25,7 @@ from torch import Tensor
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.sampling import Warper
 from ...drafters.model.draft_model import fit_vocabulary
-from .power import detectable_total_variation
-from .scores import FRONT, ScoreSums
+from .scores import FRONT, ScoreSums, detectable_total_variation
 
 BINS = 20
 LAGS = 5

@@ -3,19 +3,23 @@
 The distribution of a table is known in closed form, so that whole sequences can be counted against it
 (`enumeration.py`). The models are small, and everything else is what decodes real text: the classes of
 the proposers, trees, rules, engine and device. Trees of tables (`toy_models/trees.py`) stand beside
-them, for rules and planted bugs. Read next: `toy_models/table.py`, `enumeration.py`, `survey.py`.
+them, for rules and planted bugs. Read next: `toy_models/table.py`, `enumeration.py`, `enumeration.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from ...data.datastore import Datastore
 from ...decoding.proposal import DraftSampling, Proposer
+from ...decoding.random import salt_of
 from ...decoding.tree.tree import Tree
 from ...drafters.block.trees import TreeShape
 from ...drafters.extras.adaptive import AdaptiveDraft
@@ -35,10 +39,54 @@ from ...drafters.suffix.proposer import SuffixDecoding
 from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
 from ...errors import RequestError
-from .toy_models.documents import DOCUMENTS, MemoryStore
 from .toy_models.nets import SIBLINGS, bpd, dflash, dflash2, dspark, eagle, eagle3, hydra, medusa, mtp, peagle
 from .toy_models.table import TableModel, tables
 from .toy_models.trees import ConfidentTree, SampledTree, SeveralDrafts, TopTree
+
+DOCUMENTS = [[0, 1, 0, 2, 2, 1], [2, 0, 0, 1, 2, 1, 1], [1, 0, 2, 0]]
+
+
+class MemoryStore:
+    """The look-up of a datastore, over documents in memory."""
+
+    salt = salt_of(*map(bytes, DOCUMENTS))
+
+    @staticmethod
+    def trie(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the most frequent prefixes."""
+        return _trie(continuations.tobytes(), continuations.shape, nodes)
+
+    def longest_end(self, context: Sequence[int], *, longest: int, shortest: int) -> int:
+        """Tokens of the longest end of the context that occurs with a token behind it; 0 if none does."""
+        ends = range(min(longest, len(context)), shortest - 1, -1)
+        return next((size for size in ends if len(_follow(tuple(context), size, size, 1, 1))), 0)
+
+    def continuations(
+        self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
+    ) -> NDArray[np.int64]:
+        """What follows the longest suffix that occurs, [M, length], -1 padded."""
+        return _follow(tuple(context), longest, shortest, length, limit)
+
+
+@lru_cache(maxsize=1024)
+def _trie(data: bytes, shape: tuple[int, ...], nodes: int) -> tuple[list[int], list[int]]:
+    return Datastore.trie(np.frombuffer(data, dtype=np.int64).reshape(shape), nodes)
+
+
+@lru_cache(maxsize=1024)
+def _follow(context: tuple[int, ...], longest: int, shortest: int, length: int, limit: int) -> NDArray[np.int64]:
+    for size in range(min(longest, len(context)), shortest - 1, -1):
+        wanted = list(context[-size:])
+        continuations = [
+            (text[at + size : at + size + length] + [-1] * length)[:length]
+            for text in DOCUMENTS
+            for at in range(len(text) - size)
+            if text[at : at + size] == wanted
+        ]
+        if continuations:
+            return np.array(continuations[:limit], dtype=np.int64)
+    return np.empty((0, length), dtype=np.int64)
+
 
 PROMPT = [0, 1, 2, 0, 2, 1, 1, 0]
 # a drafter with a layer of its own reads prompts row by row, and this one without a pass

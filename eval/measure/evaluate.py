@@ -22,12 +22,11 @@ from ..config import EvalConfig
 from ..report.pieces import pieces_of
 from ..report.results import SCHEMA_VERSION
 from .arms import Arm, check_answer_length
-from .environment import environment
+from .environment import environment, target_hash
 from .metrics import Acceptance, acceptance, degeneracy
 from .requests import Request
 from .rounds import AllRounds, decode, speed_fields
 from .speed import Costs, bytes_of, experts_read, measure_costs
-from .weight_files import target_hash
 
 _SIZES = (2, 3, 5, 9, 17, 33, 65)  # nodes of the verify calls that are timed
 

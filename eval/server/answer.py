@@ -1,6 +1,6 @@
 """What one answer of a server says, as far as it says it; what is of another type than it should be says nothing.
 
-Read next: `asking.py`, how it is asked for; `evidence.py`, what ended it; `data/generate/server_request.py`, thoughts
+Read next: `answers.py`, how it is asked for; `evidence.py`, what ended it; `data/generate/server_request.py`, thoughts
 and calls of tools.
 """
 

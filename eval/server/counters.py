@@ -8,7 +8,7 @@ counters are sums since the server began, so what counts is their difference.
 
 Engines count the accepted drafts of a step before they look for the end of the answer among them. Where it is
 known how many tokens were written, `within` leaves those behind the end out.
-Read next: `blocks.py`, which looks at them before and after; docs/serving.md for what is equal to ours.
+Read next: `measure.py`, which looks at them before and after; docs/serving.md for what is equal to ours.
 
 Shapes: D positions of a draft.
 """

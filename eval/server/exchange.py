@@ -1,6 +1,6 @@
 """One answer of a server, streamed and timed.
 
-Read next: `blocks.py`, which asks for many side by side.
+Read next: `measure.py`, which asks for many side by side.
 """
 
 from __future__ import annotations

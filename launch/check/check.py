@@ -23,8 +23,7 @@ from .features import check_features
 from .memory import trained
 from .models import SAMPLE, Models, check_model, check_recipe, check_target
 from .resume import check_places, check_resume, has_begun
-from .room import check_probe_length, check_room
-from .unread import foreign_sections, shorter_drafts
+from .unread import check_probe_length, check_room, foreign_sections, shorter_drafts
 
 if TYPE_CHECKING:
     from rich.console import Console

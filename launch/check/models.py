@@ -16,9 +16,7 @@ from ...errors import DraftsmithError, RequestError
 from ..recipe.model import Recipe
 from .activations import micro_tokens
 from .devices import devices_of, in_units
-from .memory import check_fits, ends_bytes, held_bytes, needs, parameters, trained
-from .nearest import nearest_change
-from .spread import spread_line
+from .memory import check_fits, ends_bytes, held_bytes, nearest_change, needs, parameters, spread_line, trained
 from .unread import check_read
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ Read next: `trainers/methods.py`, the records; `train/run.py` and `check.py`, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...drafters.tuned_file import DRAFT_LENGTH
 from ...errors import RequestError
@@ -75,3 +76,36 @@ def _remedy(path: str, recipe: Recipe) -> str:
             return f"{remedy}, or leave it out"
     readers = [f"`{name}`" for name, method in METHODS.items() if method.reads_value(path, recipe)]
     return f"leave it out, or train with {' or '.join(readers)}"
+
+
+def check_room(recipe: Recipe, config: Any, longest: int, *, answer: int, depth: int) -> None:
+    """Raise RequestError where a prompt with its answer is longer than the target's context.
+
+    Args:
+        config: the target's.
+        longest: tokens of the longest prompt.
+        answer: most tokens that are written behind it.
+        depth: tokens drafted behind those.
+    """
+    from ...decoding.backbone.backbone import context_limits
+
+    context, reason = min(context_limits(config.get_text_config(decoder=True)))
+    if longest + answer + depth > context:
+        raise RequestError(
+            f"{recipe.eval.prompts}: a prompt of {longest} tokens, an answer of {answer} and a "
+            f"draft of {depth} do not fit the target's context of {context} tokens{reason}; lower "
+            "--eval.prompt_tokens or max_new_tokens (of probe, eval and audit)"
+        )
+
+
+def check_probe_length(recipe: Recipe) -> None:
+    """Raise RequestError where a probe's answers are too short for a step that tau counts.
+
+    Then no probe says which draft is the best (docs/evaluation.md, which steps count).
+    """
+    answer, depth = recipe.probe.max_new_tokens, recipe.record.probe_depth(recipe)
+    if answer < depth + 2:
+        raise RequestError(
+            f"probe.max_new_tokens is {answer}, and the probes draft up to {depth} tokens per target call: the length "
+            f"limit may cut every step, so tau counts none; set --probe.max_new_tokens {depth + 2} or more"
+        )

@@ -21,10 +21,10 @@ from ...errors import DraftsmithError, RequestError
 from ...eval.audit.audit import AuditReport, audit
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import Arm, check_answer_length
+from ...eval.measure.environment import drafter_hash
 from ...eval.measure.evaluate import evaluate
 from ...eval.measure.requests import Request, first_turns, make_requests
 from ...eval.measure.second import second_rows
-from ...eval.measure.weight_files import drafter_hash
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ...storage.identity import flat
@@ -255,7 +255,7 @@ def run_audit(
 
 
 def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -> None:
-    from ...eval.audit.survey import survey, survey_table
+    from ...eval.audit.enumeration import survey, survey_table
 
     config = without_run(overrides).audit
     result = survey(config)

@@ -26,7 +26,7 @@ from ...eval.report.results import SCHEMA_VERSION
 from ...eval.report.server import show_server
 from ...eval.server import answers, measure
 from ...eval.server.audit import ServerAudit, audit_server
-from ...eval.server.blocks import Load
+from ...eval.server.measure import Load
 from ...eval.server.rows import Encode, Subject, server_rows
 from ...storage import delete_folder, writable_folder
 from ..check.server import NamedServer

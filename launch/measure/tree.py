@@ -35,8 +35,8 @@ from ...eval.measure.tree_choice import (
 )
 from ...eval.report.tables import number, plain_table
 from ..check.early import NamedFolders, named
-from .held_out import held_out_prompts, where
 from .loaded import Loaded, load_pair
+from .tune import held_out_prompts, where
 
 if TYPE_CHECKING:
     from rich.console import Console

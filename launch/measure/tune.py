@@ -1,7 +1,7 @@
 """`draftsmith tune`: the setting of each drafter that is fastest on this machine, and whether any pays.
 
 Predictions come from some prompts, measurements from others. Read next: `eval/tune/profile.py`, the
-predictions; `eval/tune/race.py`, the measurements; `tune_words.py`, what is said;
+predictions; `eval/tune/race.py`, the measurements;
 `drafters/tuned_file.py`, what is kept.
 """
 
@@ -14,31 +14,200 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.prompts import Prompt
+from ...data.rows.prepare import prepare
 from ...decoding.backbone.backbone import Backbone
 from ...drafters.families import training_free
 from ...drafters.hub import is_fetched, shown
-from ...drafters.tuned_file import write_tuned
-from ...errors import RequestError
+from ...drafters.identity import shown_name
+from ...drafters.tuned_file import from_call, write_tuned
+from ...errors import DataError, RequestError
 from ...eval.config import EvalConfig
+from ...eval.measure.arms import NOT_AUDITED
+from ...eval.measure.environment import environment, target_hash
 from ...eval.measure.requests import Request, make_requests
+from ...eval.report.pays import in_words
+from ...eval.report.tables import accuracy, interval, number, off, plain_table
 from ...eval.tune.profile import Bench, costs_of, predict
 from ...eval.tune.race import FEWEST, Raced, race
 from ...eval.tune.settings import Prediction
-from ...eval.tune.surfaces import Surface, break_evens, by_size, measured_surfaces
+from ...eval.tune.surfaces import AT_LEAST, BreakEven, Surface, break_evens, by_size, measured_surfaces
 from ...storage import writable_folder
 from ..check.early import NamedFolders
 from ..methods import TRAINED
 from ..recipe.model import Recipe
 from .contenders import check_chains, contenders_of, name_of
-from .held_out import held_out_prompts
 from .loaded import load_named_target, say_ends
 from .run import prompts_of, write_json
-from .tune_words import accuracy_lines, break_even_lines, content_of, sentence, surface_lines, table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from transformers import PreTrainedTokenizerBase
 
+    from ...data.rows.packed import PackedRows
+    from ..recipe.model import Recipe
     from ..requests import TuneRequest
+
+
+_SHORTEST = 8  # tokens of a prompt
+
+
+def held_out_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:
+    """Token ids of at most `count` beginnings of held-out rows, an even spread.
+
+    Raises:
+        RequestError: these rows are the prompts of the evaluation. DataError: none is long enough.
+    """
+    if recipe.eval.prompts == recipe.data.validation:
+        raise RequestError(
+            f"data.validation and eval.prompts are both {recipe.eval.prompts!r}: what is chosen on them would be "
+            "measured on the prompts that it is judged by; name other --eval.prompts"
+        )
+    rows = prepare(recipe.data, tokenizer, out=None).validation
+    prompts = list(_beginnings(rows, recipe.eval.prompt_tokens))
+    if not prompts:
+        raise DataError(
+            f"none of the {len(rows)} held-out rows has a beginning of {_SHORTEST} tokens or more, "
+            f"of a chat at most eval.prompt_tokens = {recipe.eval.prompt_tokens}"
+        )
+    count = min(count, len(prompts))
+    return [prompts[at * len(prompts) // count] for at in range(count)]
+
+
+def where(recipe: Recipe) -> str:
+    """What the prompts are, in words."""
+    data = recipe.data
+    return f"held-out rows of {data.validation or data.source}"
+
+
+def _beginnings(rows: PackedRows, longest: int) -> Iterator[list[int]]:
+    """Of every held-out document what stands before its first label, or else its first half."""
+    for ids_S, labels_S, documents_S in zip(rows.ids_RS, rows.in_loss_RS, rows.document_RS, strict=True):
+        for document in range(int(documents_S.max()) + 1):
+            inside_S = documents_S == document
+            ids, labels = ids_S[inside_S], labels_S[inside_S]
+            first = int(labels.argmax()) if labels.any() else 0
+            # a plain text is label from its first token on
+            end = first if first > 1 else len(ids) // 2
+            # a chat is not cut, as in an evaluation: without its beginning it is none
+            if end >= _SHORTEST and (end <= longest or first <= 1):
+                yield ids[max(0, end - longest) : end].tolist()
+
+
+def sentence(done: Sequence[Raced], temperature: float, batch: int) -> str:
+    """What pays, in one sentence."""
+    best = done[0]
+    where_ = f"at T = {temperature:g}, batch {batch}"
+    measured = f"{best.prediction.setting.label}: {interval(best.speedup.to_list())} times plain decoding {where_}"
+    if best.pays:
+        return measured + _closest(done)
+    if isnan(best.speedup.low):
+        return f"{measured}; too little was timed to tell"
+    if best.speedup.high >= 1:
+        return f"{measured}; not told apart from plain decoding"
+    least, label = best.prediction.pays_from, best.prediction.setting.label
+    hope = from_call(None if least is None else max(AT_LEAST, least))
+    nearest = f"{label} comes nearest with {interval(best.speedup.to_list())} times"
+    return f"nothing beats plain decoding {where_}: {nearest}, and would pay {hope}"
+
+
+def _closest(done: Sequence[Raced]) -> str:
+    """Which setting was measured faster than the one that is kept, by less than its interval."""
+    best, method = done[0], done[0].prediction.setting.contender.name
+    faster = [
+        each.prediction.setting.label
+        for each in done[1:]
+        if each.speedup.value > best.speedup.value and each.prediction.setting.contender.name == method
+    ]
+    return f" (measured level with {', '.join(faster)}; predicted and measured together decide)" if faster else ""
+
+
+def table(request: TuneRequest, done: Sequence[Raced]) -> Any:
+    """What was measured, the setting that is kept first, beside what was predicted."""
+    columns = (
+        ("method", ""),
+        ("predicted", "speed-up"),
+        ("measured", "speed-up"),
+        ("off", "%"),
+        ("by cost", "%"),
+        ("tau", "tokens/call"),
+    )
+    cells = [
+        (
+            each.prediction.setting.label,
+            number(each.prediction.speedup),
+            interval(each.speedup.to_list()),
+            off(each.prediction.speedup, each.speedup.value),
+            off(each.predicted_at_tau, each.speedup.value),
+            interval(each.tau.to_list()),
+        )
+        for each in done
+    ]
+    at = f"T = {request.temperature:g}, batch {request.batch}"
+    # one verdict for all rows: a column of it would leave no room for the settings' names
+    intervals = "95 % intervals, over all looks and settings together"
+    title = f"Speed-up over plain decoding at {at}, {NOT_AUDITED} [{intervals}]"
+    return plain_table(title, columns, cells)
+
+
+def accuracy_lines(done: Sequence[Raced]) -> list[str]:
+    """How far predictions were off; then what is left of it, which is the costs', once the prompts' tau is known."""
+    return [
+        accuracy([(each.prediction.speedup, each.speedup.value) for each in done]),
+        "by cost, at the tau of the measured prompts: "
+        + accuracy([(each.predicted_at_tau, each.speedup.value) for each in done]),
+    ]
+
+
+def content_of(
+    request: TuneRequest,
+    first: NamedFolders,
+    target: Backbone,
+    config: EvalConfig,
+    predictions: Sequence[Prediction],
+    done: Sequence[Raced],
+) -> dict[str, Any]:
+    """What `tune.json` holds."""
+    return {
+        "target": shown_name(target),
+        "target_sha256": target_hash(target),
+        "temperature": request.temperature,
+        "batch": request.batch,
+        "prompts": request.prompts or where(first.recipe),
+        "max_new_tokens": config.max_new_tokens,
+        "verdict": NOT_AUDITED,
+        "sentence": sentence(done, request.temperature, request.batch),
+        "measured": [_raced(each) for each in done],
+        "predicted": [_prediction(each) for each in predictions],
+        "environment": environment(),
+    }
+
+
+def _raced(each: Raced) -> dict[str, Any]:
+    """A row of the table: what was predicted, measured, and how far off that was."""
+    return _prediction(each.prediction) | {
+        "label": each.prediction.setting.label,
+        "predicted_at_tau": each.predicted_at_tau,
+        "measured": each.speedup.to_list(),
+        "predicted_over_measured": None if isnan(each.speedup.value) else each.prediction.speedup / each.speedup.value,
+        "measured_tau": each.tau.to_list(),
+        "requests": each.requests,
+    }
+
+
+def break_even_lines(evens: Sequence[BreakEven]) -> list[str]:
+    """From which cost of a target call each method pays."""
+    return [f"{each.setting.label}: {each.words}" for each in evens]
+
+
+def surface_lines(surfaces: Sequence[Surface]) -> list[str]:
+    """Where each surface lies above 1."""
+    return [f"{each.label}: {in_words(each.axis, each.points, each.crossings())}" for each in surfaces if each.points]
+
+
+def _prediction(each: Prediction) -> dict[str, Any]:
+    own = {name: value for name, value in vars(each).items() if name != "setting"}
+    return {"method": each.setting.contender.name, "settings": dict(each.setting.values), **own}
+
 
 _PROFILED = 4  # a prompt of so many is for the predictions
 

@@ -18,7 +18,7 @@ from ...drafters.families import FAMILIES
 from ...drafters.folder import read_entry
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
-from ...eval.measure.weight_files import drafter_hash
+from ...eval.measure.environment import drafter_hash
 from ..check.early import tuned_target
 from ..engines import command
 from ..export import served_target, start_of

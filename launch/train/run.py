@@ -139,7 +139,7 @@ def _probe(target: Backbone, recipe: Recipe) -> Probe:
     """Real decoding for the training loop: trainers know of no prompts and no measures."""
     from ...data.prompts import fitting, load_prompts, render
     from ...eval.measure.probe import as_proposer, tau_probe
-    from ..check.room import check_probe_length, check_room
+    from ..check.unread import check_probe_length, check_room
 
     check_probe_length(recipe)
     prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed, data=recipe.data)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from draftsmith.benchmarks.common.provenance import commit, hardware
 from draftsmith.benchmarks.common.records import Audit, Cell, Figure, Record, Table, Weights, table_of, write_record
-from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.weight_files import drafter_hash
+from draftsmith.eval.measure.environment import drafter_hash, environment
 from engines.cases import CASES, OF_ONE_PASS, STEPS
 from engines.engine import MOST_TOKENS, PLACE
 from engines.measured import LEVEL

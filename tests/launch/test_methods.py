@@ -14,10 +14,10 @@ import jsonschema
 import pytest
 from draftsmith.drafters.config import DrafterConfig, LookupOptions
 from draftsmith.drafters.families import training_free
+from draftsmith.eval.audit.enumeration import WARPERS, survey, survey_table
 from draftsmith.eval.audit.plants import PLANTS
-from draftsmith.eval.audit.survey import WARPERS, survey, survey_table
 from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.measure.weight_files import drafter_hash
+from draftsmith.eval.measure.environment import drafter_hash
 from draftsmith.eval.report.results import schema
 from draftsmith.eval.report.tables import show
 from draftsmith.launch.cli import main, split_overrides
@@ -296,7 +296,7 @@ def test_a_failed_probe_is_not_called_an_audit(
 ) -> None:
     """A missed bug is a matter of power: exit code 5, with a message of its own."""
     found = {"passed": False, "sequences": 1, "level": 0.1, "exact": [], "planted": [], "lossy": []}
-    monkeypatch.setattr("draftsmith.eval.audit.survey.survey", lambda _config: found)
+    monkeypatch.setattr("draftsmith.eval.audit.enumeration.survey", lambda _config: found)
     assert main(["audit", "--survey", "--out", str(tmp_path)]) == 5
     assert "the survey failed" in capfd.readouterr().err
     assert read(tmp_path / "survey.json") == found

@@ -11,9 +11,9 @@ from draftsmith.errors import RequestError
 from draftsmith.eval.audit.audit import FALSE_ALARM, audit, failures_of
 from draftsmith.eval.audit.enumeration import enumerate_decoding
 from draftsmith.eval.audit.plants import PLANTS
-from draftsmith.eval.audit.power import detectable_total_variation
 from draftsmith.eval.audit.replay import replay
 from draftsmith.eval.audit.rosenblatt import judge, transform
+from draftsmith.eval.audit.scores import detectable_total_variation
 from draftsmith.eval.audit.toys import TOYS, Toy
 from draftsmith.eval.config import AuditConfig
 from scipy import stats

@@ -12,9 +12,8 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import RequestError
-from draftsmith.eval.audit.determinism import first_difference, probe_determinism, rounding_noise
+from draftsmith.eval.audit.determinism import fingerprints, first_difference, probe_determinism, rounding_noise
 from draftsmith.eval.audit.determinism_result import Determinism
-from draftsmith.eval.audit.fingerprints import fingerprints
 
 PROMPTS = [[5, 9, 11], [1, 2, 3, 4, 5, 6, 7], [3]]
 GREEDY = Warper(0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from draftsmith.benchmarks.common.provenance import target_weights
 from draftsmith.decoding.backbone.hub import embedded_target
-from draftsmith.eval.measure.weight_files import drafter_hash, target_hash
+from draftsmith.eval.measure.environment import drafter_hash, target_hash
 
 NAME = "org/model"
 

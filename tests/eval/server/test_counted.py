@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from draftsmith.eval.measure.metrics import acceptance
-from draftsmith.eval.server.blocks import Half
-from draftsmith.eval.server.counted import Counted
 from draftsmith.eval.server.counters import ServerCounters, counts_of_answer, read_counters
 from draftsmith.eval.server.exchange import Exchange
+from draftsmith.eval.server.measure import Half
+from draftsmith.eval.server.rows import Counted
 
 
 def answer(tokens: int, *, counted: bool = True, metrics: object = None, timings: object = None) -> Exchange:

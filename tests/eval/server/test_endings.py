@@ -16,8 +16,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.audit import audit_server
-from draftsmith.eval.server.blocks import Load
-from draftsmith.eval.server.measure import measure_blocks, plan
+from draftsmith.eval.server.measure import Load, measure_blocks, plan
 from draftsmith.eval.server.rows import Subject, server_rows
 from helpers.servers import served_target
 from helpers.servers.served_target import Engine, serving

@@ -16,11 +16,10 @@ from draftsmith.data.generate.transport import Refused
 from draftsmith.data.prompts import Prompt
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.server import blocks, measure
-from draftsmith.eval.server.blocks import AskedServer, Half, Load, Numbered
+from draftsmith.eval.server import measure
 from draftsmith.eval.server.counters import ServerCounters
 from draftsmith.eval.server.exchange import Exchange
-from draftsmith.eval.server.measure import Block, measure_blocks, plan
+from draftsmith.eval.server.measure import AskedServer, Block, Half, Load, Numbered, measure_blocks, plan
 from helpers import virtual_clock
 
 PROMPTS = [Prompt(str(n), "all", (f"prompt {n}",), chat=False) for n in range(5)]
@@ -41,9 +40,9 @@ class Machine:
         """Server, when, number of the request, prompt, temperature: as they were asked."""
         self.busy = self.busiest = 0
         self.written = 1_000
-        monkeypatch.setattr(blocks, "now", virtual_clock.now)
-        monkeypatch.setattr(blocks, "exchange", self.exchange)
-        monkeypatch.setattr(blocks, "Transport", lambda _request: _Wire(self))
+        monkeypatch.setattr(measure, "now", virtual_clock.now)
+        monkeypatch.setattr(measure, "exchange", self.exchange)
+        monkeypatch.setattr(measure, "Transport", lambda _request: _Wire(self))
         monkeypatch.setattr(measure.asyncio, "run", virtual_clock.run)
 
     async def exchange(
@@ -57,7 +56,7 @@ class Machine:
         self.busy += 1
         self.busiest = max(self.busiest, self.busy)
         seconds = self.seconds.get(number, 10.0)
-        await blocks.asyncio.sleep(seconds)
+        await measure.asyncio.sleep(seconds)
         self.busy -= 1
         if number in self.refused:
             raise Refused(f"no room for {number}")

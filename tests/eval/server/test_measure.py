@@ -15,9 +15,8 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.report.results import schema
-from draftsmith.eval.server.blocks import Load
 from draftsmith.eval.server.counters import ServerCounters, counts_of_answer, read_counters
-from draftsmith.eval.server.measure import Block, measure_blocks, plan
+from draftsmith.eval.server.measure import Block, Load, measure_blocks, plan
 from draftsmith.eval.server.rows import Subject, server_rows
 from helpers.servers.served_target import ALL, Engine, ServedTarget, serving, without
 

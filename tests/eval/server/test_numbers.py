@@ -9,10 +9,9 @@ import pytest
 from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.tuned_file import Promise
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.server.blocks import Half, Load, Numbered
 from draftsmith.eval.server.counters import ServerCounters, counts_of_answer, read_counters
 from draftsmith.eval.server.exchange import Exchange
-from draftsmith.eval.server.measure import Block, BlockPlan
+from draftsmith.eval.server.measure import Block, BlockPlan, Half, Load, Numbered
 from draftsmith.eval.server.rows import Subject, latency_fields, percentiles, server_rows
 
 CONFIG = EvalConfig(max_new_tokens=12, prompts="some.jsonl")

@@ -22,8 +22,7 @@ from draftsmith.eval.server import audit as auditing
 from draftsmith.eval.server import evidence
 from draftsmith.eval.server import sampled as sampling
 from draftsmith.eval.server.answer import Answer
-from draftsmith.eval.server.answers import Judgeable, ServedAnswers
-from draftsmith.eval.server.asking import RequestStyle
+from draftsmith.eval.server.answers import Judgeable, RequestStyle, ServedAnswers
 from draftsmith.eval.server.audit import audit_server
 from draftsmith.eval.server.precision import LIMIT, Precision, precision_of
 from draftsmith.eval.server.sampled import SampledJudgement, judge_sampled

@@ -24,7 +24,7 @@ from draftsmith.drafters.model.ensemble import join
 from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
-from draftsmith.eval.audit.toy_models.documents import MemoryStore
+from draftsmith.eval.audit.toys import MemoryStore
 from helpers.models.small_drafters import make_on_target
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4]]

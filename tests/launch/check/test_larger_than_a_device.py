@@ -12,9 +12,8 @@ import pytest
 from draftsmith.errors import EnvironmentFailure
 from draftsmith.launch.check.check import check
 from draftsmith.launch.check.devices import devices_of
-from draftsmith.launch.check.memory import parameters
+from draftsmith.launch.check.memory import by_host, exchanged, parameters
 from draftsmith.launch.check.models import Models
-from draftsmith.launch.check.spread import by_host, exchanged
 from draftsmith.launch.recipe.load import load_recipe
 from rich.console import Console
 

@@ -11,7 +11,7 @@ import pytest
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import write_tuned
-from draftsmith.eval.measure.weight_files import drafter_hash
+from draftsmith.eval.measure.environment import drafter_hash
 from draftsmith.eval.report.report import write_report
 from draftsmith.eval.report.results import schema
 from draftsmith.launch.check.early import check_audit, named

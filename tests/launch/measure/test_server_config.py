@@ -10,7 +10,7 @@ import pytest
 from draftsmith.data.generate.server_request import ServerRequest
 from draftsmith.errors import DraftsmithError, EnvironmentFailure
 from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.server.blocks import Load
+from draftsmith.eval.server.measure import Load
 from draftsmith.launch.check.server import NamedServer
 from draftsmith.launch.measure import server as serving
 from draftsmith.launch.requests import AuditRequest, EvalRequest

@@ -15,15 +15,14 @@ from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import read_tuned, write_tuned
+from draftsmith.eval.measure.environment import drafter_hash
 from draftsmith.eval.measure.metrics import Interval
-from draftsmith.eval.measure.weight_files import drafter_hash
 from draftsmith.eval.tune.race import Raced
 from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
 from draftsmith.launch.check.early import named
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure.contenders import _that_fits, contenders_of
-from draftsmith.launch.measure.tune import best_of
-from draftsmith.launch.measure.tune_words import accuracy_lines, sentence
+from draftsmith.launch.measure.tune import accuracy_lines, best_of, sentence
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.requests import Pair
 from draftsmith.trainers.teacher.frozen import saver

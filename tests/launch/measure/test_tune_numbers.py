@@ -17,10 +17,9 @@ from draftsmith.eval.measure.metrics import Interval
 from draftsmith.eval.report.tables import accuracy, off
 from draftsmith.eval.tune.race import Raced
 from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
-from draftsmith.launch.measure import held_out, tune, tune_words
-from draftsmith.launch.measure.held_out import _beginnings, held_out_prompts
+from draftsmith.launch.measure import tune
 from draftsmith.launch.measure.tree import _nodes
-from draftsmith.launch.measure.tune_words import content_of, sentence
+from draftsmith.launch.measure.tune import _beginnings, content_of, held_out_prompts, sentence
 from draftsmith.launch.requests import TuneRequest
 from helpers.runs.planned_runs import requests_of
 
@@ -136,7 +135,7 @@ def test_surfaces_are_of_the_fastest_of_each_method(monkeypatch: pytest.MonkeyPa
 
 def test_what_is_written_down_of_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("shown_name", "target_hash", "environment", "where"):
-        monkeypatch.setattr(tune_words, name, lambda *_, name=name: name)
+        monkeypatch.setattr(tune, name, lambda *_, name=name: name)
     done = [raced("a", (1.2, 1.1, 1.3), promised=1.5), raced("b", (math.nan,) * 3)]
     first: Any = SimpleNamespace(recipe=None)
     request = TuneRequest(temperature=0.5, batch=4)
@@ -209,7 +208,7 @@ def test_prompts_are_what_stands_before_an_answer_or_half_a_text() -> None:
 
 def test_held_out_prompts_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(*[(20, 9)] * 10)
-    monkeypatch.setattr(held_out, "prepare", lambda *_, **__: SimpleNamespace(validation=rows))
+    monkeypatch.setattr(tune, "prepare", lambda *_, **__: SimpleNamespace(validation=rows))
     recipe: Any = SimpleNamespace(eval=EvalConfig(prompts="stdlib"), data=SimpleNamespace(validation=None))
     starts = [each[0] // 20 for each in held_out_prompts(recipe, None, 4)]  # type: ignore[arg-type]
     assert starts == [0, 2, 5, 7]
