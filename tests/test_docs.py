@@ -22,6 +22,7 @@ from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
+from helpers.models.gguf_files import write_llama
 from helpers.models.shallow_target import SHALLOW
 from helpers.runs.small_flags import AUDIT
 from helpers.servers.served_target import Engine, serving
@@ -164,6 +165,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         (folder / name / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shutil.copytree(ROOT / "tests" / "chats", folder / "tests" / "chats")
+    write_llama(folder / "model.gguf", kind="Q8_0")
     (folder / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 8)
     return folder
 

@@ -57,7 +57,7 @@ from .boosting.members import (
 from .boosting.shapes import kept_for_probes as kept_for_probes  # what the pre-flight asks for
 from .boosting.shapes import size_of, students
 from .boosting.side_by_side import SideBySide
-from .config import ModelConfig
+from .config import ModelConfig, chunk_of
 from .loop.loop import Plan, Probe, RunOutcome
 from .loop.objective import Batch, Objective
 from .loop.setup import make_accelerator, run_loop
@@ -148,7 +148,7 @@ class Boosting:
     def __init__(self, run: Run, target: Backbone, rows: Prepared, samples: Continuations) -> None:
         self.run, self.recipe, self.out, self.plan = run, run.recipe, run.out, plan_of(run.recipe)
         self.boost = run.recipe.boost
-        self.chunk = run.recipe.objective.chunk
+        self.chunk = chunk_of(run.recipe.objective.chunk, target.vocabulary)
         self.target, self.samples = target, samples
         self.label_RS = labels_of(samples.train)
         # what the feature cache and the loop know as rows

@@ -116,6 +116,11 @@ class FeaturesConfig(Section):
     """Fetch the next states while the drafter steps; changes no result."""
 
 
+def chunk_of(chunk: int | None, vocabulary: int) -> int:
+    """`objective.chunk`, or what it is by default: a power of two, as few as make 2^24 logits and at most 256."""
+    return min(256, 1 << max((2**24 // vocabulary).bit_length() - 1, 0)) if chunk is None else chunk
+
+
 FROM_TARGET = "target"
 """The value of `model.start_from` that cuts the draft from the target."""
 
@@ -220,8 +225,9 @@ class ObjectiveConfig(Section):
     pace_floor: float = Field(0.5, gt=0, le=1)
     """For `d-pace`: the probability with which a token counts that the draft gives none, so that
     far positions learn from the first step."""
-    chunk: int = Field(256, ge=1)
-    """Positions whose full-vocabulary logits exist at the same time; less memory when small."""
+    chunk: int | None = Field(None, ge=1)
+    """Positions whose full-vocabulary logits exist at the same time; less memory when small. Empty: 256, and fewer
+    where the vocabulary has more than 65,536 tokens (64 of 262,144)."""
 
 
 class OptimizerConfig(Section):

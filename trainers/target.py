@@ -129,7 +129,7 @@ def cross_entropy_or_unlikelihood(logits_CV: Tensor, _target: Tensor | None, lab
 class NextToken(StaticParts):
     """Cross-entropy of the next token, in chunks over positions; in rows that it wrote, unlikelihood of its loops."""
 
-    def __init__(self, model: PreTrainedModel, *, chunk: int, unlikelihood: float = 0.0) -> None:
+    def __init__(self, model: PreTrainedModel, *, chunk: int | None, unlikelihood: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.unlikelihood = unlikelihood

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EnvironmentFailure
+from ...trainers.config import chunk_of
 from ..recipe.model import Recipe
 from .activations import BYTES, activations, number_size, reading
 from .devices import Devices, devices_of, in_units
@@ -28,7 +29,7 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
     speaks: Any = student if target is None else target
     vocabulary = int(speaks.config.get_text_config(decoder=True).vocab_size)
     # logits, their softmax and gradient of draft and target exist for one chunk at a time
-    chunk = recipe.objective.chunk * vocabulary * 4 * BYTES["fp32"]
+    chunk = chunk_of(recipe.objective.chunk, vocabulary) * vocabulary * 4 * BYTES["fp32"]
     need = {"weights, gradient and moments": _state(recipe, student, devices), "a chunk of logits": float(chunk)}
     frozen = parameters(student) - trained(student)
     if frozen:

@@ -26,6 +26,7 @@ from ...decoding.backbone.stacked import laid_out, product
 from ...decoding.on_host import distinct, on_host, sent
 from ...drafters.layers.static import StaticParts, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
+from ..config import chunk_of
 from .buckets import behind, lengthened
 from .mix import cross_entropy as label_entropy
 
@@ -79,10 +80,11 @@ class ChunkedLoss(StaticParts):
     rows: int
 
     def __init__(
-        self, head: nn.Linear, loss: TokenLoss, *, chunk: int, rows: int | None = None, shaping: Shaping = PLAIN
+        self, head: nn.Linear, loss: TokenLoss, *, chunk: int | None, rows: int | None = None, shaping: Shaping = PLAIN
     ) -> None:
         """`rows`: how many of the head's rows are compared, all of them unless it is padded.
 
+        `chunk`: of the recipe; None follows the vocabulary.
         `shaping`: what becomes of the head's product before it is a logit.
         """
         super().__init__()
@@ -90,7 +92,7 @@ class ChunkedLoss(StaticParts):
         self.bias = head.bias
         self.shaping = shaping
         self.loss = loss
-        self.chunk = chunk
+        self.chunk = chunk_of(chunk, len(head.weight))
         self.rows = len(head.weight) if rows is None else rows
 
     @property

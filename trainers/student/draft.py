@@ -24,7 +24,7 @@ from ...drafters.folder import check_trainable_model, save_draft_model
 from ...drafters.projection import check_logits
 from ...drafters.weights import check_finite
 from ...errors import RequestError
-from ..config import FROM_TARGET, ModelConfig
+from ..config import FROM_TARGET, ModelConfig, chunk_of
 from ..method_config import LoraConfig
 from ..packed.lengths import check_rows_fit
 from ..pruning.layers import prune
@@ -159,9 +159,8 @@ def cut_from_target(
     (`pruning/layers.py`)."""
     if model.start_from != FROM_TARGET:
         return None
-    return prune(
-        model, target, held_out, out=out, seed=seed, micro_rows=recipe.loop.micro_rows, chunk=recipe.objective.chunk
-    )
+    chunk = chunk_of(recipe.objective.chunk, len(target.get_output_embeddings().weight))
+    return prune(model, target, held_out, out=out, seed=seed, micro_rows=recipe.loop.micro_rows, chunk=chunk)
 
 
 def save_draft(draft: nn.Module, folder: Path, *, target: Backbone, lora: LoraConfig) -> None:

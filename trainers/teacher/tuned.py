@@ -149,7 +149,7 @@ class TunedTarget:
 class TunedStudent(nn.Module):
     """A drafter's loss module and the target beneath it, as one for whatever wraps the two."""
 
-    def __init__(self, student: nn.Module, tuned: TunedTarget, *, distils: bool, chunk: int) -> None:
+    def __init__(self, student: nn.Module, tuned: TunedTarget, *, distils: bool, chunk: int | None) -> None:
         """`distils`: the target is held to the distribution that it had, by KL, not to the text's tokens."""
         super().__init__()
         self.student = student

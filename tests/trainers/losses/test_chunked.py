@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from draftsmith.drafters.projection import Projection, Shaping
+from draftsmith.trainers.config import chunk_of
 from draftsmith.trainers.losses.chunked import Added, ChunkedLoss, Teacher, _parts, cross_entropy
 from draftsmith.trainers.losses.mix import Mix
 from hypothesis import given, settings
@@ -165,3 +166,14 @@ def test_a_second_product_is_added_to_the_head_s(chunk: int) -> None:
     nothing, terms = module(hidden[:0], label[:0], added=Added(given[:0], low))
     assert (float(nothing.detach()), terms) == (0.0, {})
     assert not torch.autograd.grad(nothing, low)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "positions"), [(4096, 256), (49_152, 256), (65_536, 256), (65_537, 128), (262_144, 64)]
+)
+def test_a_chunk_follows_the_vocabulary_unless_it_is_named(vocabulary: int, positions: int) -> None:
+    """At most 2^24 logits exist at a time."""
+    assert chunk_of(None, vocabulary) == positions
+    assert chunk_of(1000, vocabulary) == 1000
+    with torch.device("meta"):
+        assert ChunkedLoss(nn.Linear(8, vocabulary), cross_entropy, chunk=None).chunk == positions
