@@ -218,7 +218,7 @@ def training(
     family: str, args: argparse.Namespace, rows: Path, run: Path, steps: int, more: Mapping[str, object] | None = None
 ) -> list[str]:
     every = max(steps // 10, 5)
-    values = {
+    values: dict[str, object] = {
         "target.path": args.out / "target",
         "target.dtype": args.dtype,
         "data.source": rows,
@@ -234,14 +234,8 @@ def training(
         "probe.every_steps": "",
         "eval.prompts": args.out / "prompts" / "measure.jsonl",
     }
-    return [
-        "train",
-        f"{family}-small",
-        "--out",
-        str(run),
-        *flags(values | half() | (dict(more) if more else {})),
-        *args.set,
-    ]
+    values = values | half() | dict(more or {})
+    return ["train", f"{family}-small", "--out", str(run), *flags(values), *args.set]
 
 
 def measuring(args: argparse.Namespace, run: Path, *, both: bool) -> list[str]:
@@ -270,7 +264,7 @@ def answers_seconds(args: argparse.Namespace, stages: Stages, _name: str) -> flo
     few = args.limit
     out = args.out / "trial" / "answers"
     stages.run("trial of answers", answering(args, out, "tune", few))
-    return stages.of("trial of answers") / few * args.answers
+    return stages.seconds["trial of answers"] / few * args.answers
 
 
 def steps_of(args: argparse.Namespace, stages: Stages, family: str) -> int:

@@ -42,7 +42,7 @@ def convert(request: ConvertRequest) -> str:
     return (
         f"{request.out}: {model.config.model_type}, {numbers / 1e6:,.1f} M parameters in {request.dtype}, made of "
         f"{file.quantisation}; {template}\n"
-        f"next: draftsmith check eagle3-tiny --target.path {shlex.quote(str(request.out))}"
+        f"next: draftsmith check eagle3-small --target.path {shlex.quote(str(request.out))}"
     )
 
 

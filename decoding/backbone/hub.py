@@ -70,7 +70,7 @@ def _config_of_gguf(path: str, file: Path) -> PretrainedConfig:
 
     config: PretrainedConfig = gguf_config(file)
     check_config(path, json.loads(config.to_json_string()))
-    config._attn_implementation = config._experts_implementation = None  # type: ignore[assignment]
+    config._attn_implementation = config._experts_implementation = None
     return config
 
 

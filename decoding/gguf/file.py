@@ -196,8 +196,11 @@ class _Reader:
         kind, count = self._numbers("IQ")
         if kind in _NUMBERS:
             return list(self._numbers(f"{count}{_NUMBERS[kind]}"))
-        made = [self._value(kind, key) if kind != _TEXT or key == self._keep else self._step() for _ in range(count)]
-        return made if key == self._keep or kind != _TEXT else count
+        if kind == _TEXT and key != self._keep:
+            for _ in range(count):
+                self._step()
+            return count
+        return [self._value(kind, key) for _ in range(count)]
 
     def _step(self) -> None:
         """Leave a text out."""

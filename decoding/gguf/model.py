@@ -110,8 +110,10 @@ def _checked(path: Path) -> GgufFile:
 @contextmanager
 def _alone(path: Path) -> Iterator[dict[str, Any]]:
     """What `from_pretrained` is given, without the file's neighbours and without its bar."""
-    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging as theirs
+
+    reader: Any = modeling_gguf_pytorch_utils
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())

