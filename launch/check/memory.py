@@ -64,10 +64,11 @@ def _cut_rows(recipe: Recipe, student: nn.Module) -> dict[str, float]:
     """Bytes of the rows of the target's projection that a drafter with a draft vocabulary is compared by."""
     from ...drafters.layers.draft_vocabulary import ids_of
 
-    ids_U, drafter = ids_of(student), getattr(student, "config", None)
+    drafter: Any = student
+    ids_U = ids_of(student)
     if ids_U is None or any("lm_head" in name for name, _ in student.named_parameters()):
         return {}
-    return {"drafted rows of the projection": float(len(ids_U) * drafter.hidden * number_size(recipe))}
+    return {"drafted rows of the projection": float(len(ids_U) * drafter.config.hidden * number_size(recipe))}
 
 
 def ends_bytes(recipe: Recipe, target: nn.Module) -> float:

@@ -409,6 +409,39 @@ def test_medusa(shared: bool, tmp_path: Path) -> None:
             torch.testing.assert_close(mine[:, k], F.linear(x, projection), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_medusa_over_some_tokens(shared: bool, tmp_path: Path) -> None:
+    """The heads' rows, and which tokens these are; vLLM lays the logits out by it."""
+    ids, head_VH = [2, 3, V - 1], torch.randn(V, H)
+    heads = shaken(MedusaHeads(MedusaShape(2, 1, H, V, shared, draft_vocabulary=3), ids))
+    words = {"head_VH": head_VH} if shared else {}
+    config, tensors = exported(heads, "medusa", "vllm", tmp_path, dtype="fp32", **words)
+    assert (config["truncated_vocab_size"], config["vocab_size"]) == (3, V)
+    assert tensors["token_map"].tolist() == ids
+    hidden = torch.randn(5, H)
+    with torch.no_grad():
+        mine = heads.logits(heads(hidden), Projection(head_VH))
+        for k, block in enumerate(heads.blocks):
+            projection = tensors["lm_head.weight" if shared else f"{k}.1.weight"]
+            wide = torch.full((5, V), -torch.inf)
+            wide[:, tensors["token_map"]] = F.linear(block(hidden), projection)
+            torch.testing.assert_close(mine[:, k], wide, rtol=1e-5, atol=1e-5)
+
+
+def test_eagle_over_some_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang takes the ids from a file, or those of them that are asked for; vLLM knows of none."""
+    caplog.set_level("INFO")
+    settings = saved(shaken(EagleNet(EagleShape(**SIZES, draft_vocabulary=3), [2, 3, 9])), tmp_path)
+    for asked, left in ((None, [2, 3, 9]), ([3, 4, 9], [3, 9])):
+        made = export_of(tmp_path, "eagle", settings, SERVED, "sglang", ids=asked)
+        assert made.hot_ids is not None
+        assert made.hot_ids.tolist() == left
+        assert "d2t" not in made.tensors
+    assert "reads no map of these" not in caplog.text
+    assert "d2t" not in export_of(tmp_path, "eagle", settings, SERVED, "vllm").tensors
+    assert "trained to draft 3 tokens, and vllm reads no map of these" in caplog.text
+
+
 def test_shared_heads_of_a_projection_with_a_bias_are_refused(tmp_path: Path) -> None:
     """The form holds a weight alone; heads of their own were trained without the bias."""
     phi = random_model("phi")

@@ -64,7 +64,7 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
     """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     table: Any = target.get_output_embeddings()
     config = recipe.dflash2
-    own = {"rank": config.rank, "candidates": config.candidates, "taps": config.taps, "group": config.group}
+    own: dict[str, Any] = {name: getattr(config, name) for name in ("rank", "candidates", "taps", "group")}
     sizes = sizes_of(recipe, target, LAYOUT, ids)
     return DFlash2Net.for_target(target, **sizes, vocabulary=len(table.weight), **own)
 

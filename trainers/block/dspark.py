@@ -42,7 +42,7 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
     """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     table: Any = target.get_output_embeddings()
     sizes = sizes_of(recipe, target, LAYOUT, ids)
-    head = {"rank": recipe.dspark.rank, "confidence": recipe.dspark.confidence > 0}
+    head: dict[str, Any] = {"rank": recipe.dspark.rank, "confidence": recipe.dspark.confidence > 0}
     return DSparkNet.for_target(target, **sizes, vocabulary=len(table.weight), **head)
 
 

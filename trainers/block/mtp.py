@@ -91,8 +91,9 @@ class MtpStudent(Student):
         loss = BlockLoss(mix, config.passes)
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
         judge = ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping, over=draft)
-        how = {"drafts": config.passes, "decay": config.decay}
-        super().__init__(draft, judge, recipe.objective, **how, sums_to_one=True, mix=mix)
+        super().__init__(
+            draft, judge, recipe.objective, drafts=config.passes, decay=config.decay, sums_to_one=True, mix=mix
+        )
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_RSH, embeds_RSH, before_RSH = teacher_output

@@ -96,8 +96,9 @@ class PeagleStudent(Student):
         mix = Mix.of(recipe.objective, kl=0.0)
         loss = DraftVocabularyLoss(draft, config.depths, config.ce, mix)
         judge = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
-        how = {"drafts": config.depths, "decay": config.decay}
-        super().__init__(draft, judge, recipe.objective, **how, frozen=False, mix=mix)
+        super().__init__(
+            draft, judge, recipe.objective, drafts=config.depths, decay=config.decay, frozen=False, mix=mix
+        )
         # in a tuple it is no part of this module: the projection is the target's
         self._target = (target,)
 

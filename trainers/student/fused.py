@@ -77,7 +77,7 @@ def draft_vocabulary(recipe: Sections) -> tuple[int | None, str]:
     return (attrgetter(option)(recipe) if option else None), option
 
 
-def coverage(recipe: Sections, labels: Sequence[Sequence[int]]) -> str:
+def coverage(recipe: Sections, labels: Sequence[Any]) -> str:
     """What the recipe's draft vocabulary would cover of texts' labels, in words; empty where it has none."""
     size, option = draft_vocabulary(recipe)
     return "" if size is None else covered_by_half(labels, size, option)
