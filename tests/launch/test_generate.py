@@ -117,8 +117,10 @@ def target(place: Path) -> Backbone:
     return load_target(str(place / "target"))
 
 
-def generate(place: Path, out: Path, *more: str, source: str = "chats.jsonl", cut: str = "--drop-cut") -> int:
-    flags = {"--target": str(place / "target"), "--max-new-tokens": "16", "--batch": "3"}
+def generate(
+    place: Path, out: Path, *more: str, source: str = "chats.jsonl", cut: str = "--drop-cut", batch: str = "3"
+) -> int:
+    flags = {"--target": str(place / "target"), "--max-new-tokens": "16"} | ({"--batch": batch} if batch else {})
     given = dict(zip(more[::2], more[1::2]))
     words = [word for flag, value in flags.items() if flag not in given for word in (flag, value)]
     return main(["generate", "--source", str(place / source), "--out", str(out), *words, *filter(None, [cut]), *more])
@@ -250,6 +252,52 @@ def test_a_row_does_not_feel_its_batch(place: Path, tmp_path: Path) -> None:
     assert read(tmp_path / "other") != read(tmp_path / "1")
 
 
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_fastest_number_of_rows_is_taken_kept_and_changes_no_answer(
+    place: Path, sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(decoded, "_TIMED_ROWS", 8)
+    monkeypatch.setattr(decoded, "_SIZES", (2, 4))
+    out, more = tmp_path / "out", ["--temperature", "1", "--drafter", str(place / "drafter")]
+    with monkeypatch.context() as patched:
+        patched.setattr(decoded, "_converse", interrupted)
+        assert generate(place, out, *more, batch="") == 75
+    together = manifest(out)["batch_rows"]
+    assert together in (2, 4)
+    assert f"{together} rows are decoded together, the fastest here (tokens per second by rows: 2: " in caplog.text
+    monkeypatch.setattr(decoded, "fastest", lambda *_: pytest.fail("it is timed once"))
+    assert generate(place, out, *more, batch="") == 0
+    assert read(out) == read(sampled)
+    assert manifest(out)["batch"] is None
+    assert manifest(out)["batch_rows"] == together
+
+
+def test_rows_are_decoded_together_as_long_as_more_of_them_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own: twice the tokens of a step at 8 rows, hardly more at 16, so 32 are not tried."""
+    now, tried = [0.0], []
+    monkeypatch.setattr(decoded.time, "perf_counter", lambda: now[0])
+
+    class Timed:
+        drafter = None
+
+        def decode(self, prompts: list[list[int]], streams: list[int], watch: Any) -> None:
+            assert len(set(streams)) == len(streams)
+            tried.append(len(prompts))
+            for step in range(100):
+                watch([[0] * (step + 1)] * len(prompts), [])
+                now[0] += {4: 1.0, 8: 1.0, 16: 1.95}[len(prompts)]
+            pytest.fail("it goes on behind the steps that are timed")
+
+    prompts = [[1]] * 200
+    assert decoded.fastest(prompts, Timed()) == 8
+    assert tried == [4, 8, 16]
+    assert decoded.fastest(prompts[:50], Timed()) == 8  # too few to be timed
+    assert tried == [4, 8, 16]
+
+
 def same_bits(out: Path, whole: Path) -> None:
     for name in ("answers.jsonl", "rejected.jsonl"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
@@ -276,7 +324,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(
         with monkeypatch.context() as patched:
             patched.setattr(Journal, "add", tired)
             code = generate(place, out, *more)
-        assert code in (0, 130)
+        assert code in (0, 75)
         if code:
             assert not (out / "answers.jsonl").exists()
             with (out / ".journal.jsonl").open("ab") as journal:
