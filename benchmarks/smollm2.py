@@ -235,7 +235,7 @@ def training(
         "eval.prompts": args.out / "prompts" / "measure.jsonl",
     }
     values = values | half() | dict(more or {})
-    return ["train", f"{family}-small", "--out", str(run), *flags(values), *args.set]
+    return ["train", f"{family}-small", "--out", str(run), *flags(values), *args.training]
 
 
 def measuring(args: argparse.Namespace, run: Path, *, both: bool) -> list[str]:
@@ -366,7 +366,7 @@ def arguments() -> argparse.Namespace:
     add("--new-tokens", type=int, default=128)
     add("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the target, while it answers and is measured")
     add("--answering", type=shlex.split, default=[], help="more flags of `generate`, in quotes")
-    add("--set", type=shlex.split, default=[], help="more flags of `train`, in quotes")
+    add("--training", type=shlex.split, default=[], help="more flags of `train`, in quotes")
     add("--audit", type=shlex.split, default=[], help="more flags of `eval`, in quotes")
     add("--json", type=Path)
     return parser.parse_args()
