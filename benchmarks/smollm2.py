@@ -364,7 +364,8 @@ def arguments() -> argparse.Namespace:
     add("--batch-rows", type=int, default=1)
     add("--limit", type=int, default=32, help="prompts to measure on; half as many to tune on")
     add("--new-tokens", type=int, default=128)
-    add("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the target, while it answers and is measured")
+    fastest = "bf16" if multiplies_bf16() else "fp32"
+    add("--dtype", choices=["fp32", "bf16"], default=fastest, help="of the target, while it answers and is measured")
     add("--answering", type=shlex.split, default=[], help="more flags of `generate`, in quotes")
     add("--training", type=shlex.split, default=[], help="more flags of `train`, in quotes")
     add("--audit", type=shlex.split, default=[], help="more flags of `eval`, in quotes")
