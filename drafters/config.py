@@ -205,7 +205,10 @@ class DrafterConfig(Section):
     @classmethod
     def _a_number_is_a_size(cls, given: Any) -> Any:
         """Flags and tuned settings give numbers as text."""
-        return int(given) if isinstance(given, str) and given.isdecimal() else given
+        given = int(given) if isinstance(given, str) and given.isdecimal() else given
+        if isinstance(given, int) and given < 2:
+            raise ValueError("expected 2 tokens or more")
+        return given
 
     @property
     def draft_ids(self) -> list[int] | None:
@@ -302,8 +305,7 @@ _LACKS = {
     "confidence": "which ends no draft by doubt",
     "block": "no block drafter",
     "eagle": "which drafts no tree of EAGLE's",
-    "medusa": "which has no tree of heads",
-}
+} | {"medusa": "which has no tree of heads"}
 # sizes of a tree, and the option whose value has them read
 _SIZES = {
     "block.nodes": ("block.tree", BRANCHING["block.tree"]),

@@ -14,7 +14,6 @@ from .config import BY_AUTO, DrafterConfig, check_options
 from .families import family_of
 from .folder import read_entry
 from .hub import drafter_folder
-from .layers.named_ids import checked, ids_in
 from .record import function
 from .vocabulary.across import load_across, says_the_same
 
@@ -56,8 +55,10 @@ def load_drafter(
 def resolved(config: DrafterConfig, vocabulary: int) -> DrafterConfig:
     """The same with the ids themselves where a file names them, of a target's vocabulary; errors as for `ids_in`."""
     asked = config.draft_vocabulary
+    if asked is None or isinstance(asked, int):
+        return config
+    from .layers.named_ids import checked, ids_in
+
     if isinstance(asked, str):
         return config.model_copy(update={"draft_vocabulary": ids_in(Path(asked), vocabulary)})
-    if isinstance(asked, list):
-        return config.model_copy(update={"draft_vocabulary": checked(asked, vocabulary, "drafter.draft_vocabulary")})
-    return config
+    return config.model_copy(update={"draft_vocabulary": checked(asked, vocabulary, "drafter.draft_vocabulary")})

@@ -17,14 +17,12 @@ from ..drafters.config import BRANCHING, CHAIN_TREE
 from ..drafters.families import FAMILIES, family_of
 from ..drafters.grids import BY_EAGLE, NO_FACTORS
 from ..drafters.hub import drafter_folder
-from ..drafters.registry import resolved
 from ..drafters.temperatures import FACTORS
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
 from ..eval.tune.settings import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
-from .drafted import with_ids
 from .engines import DRAWS, HOT_IDS, TAKES_TREES, DynamicTree, Start, command
 from .recipe.load import load_recipe, without_run
 from .recipe.model import Recipe
@@ -207,6 +205,9 @@ def _asked(
         shown = f"{len(asked)} ids" if isinstance(asked, list) else asked
         _log.info("%s drafts all tokens: left out is drafter.draft_vocabulary (%s)", served[1], shown)
         return None
+    from ..drafters.registry import resolved
+    from .drafted import with_ids
+
     config = with_ids(recipe, tokenizer, target.vocabulary)
     return resolved(config, target.vocabulary).draft_ids
 

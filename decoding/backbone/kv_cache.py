@@ -43,6 +43,7 @@ class KVCache(Cache):
         self._start = 0
         self._end = 0
         self._slots_BN: Tensor | None = None
+        self._rows_B1 = torch.arange(rows)[:, None]
         self._row: int | None = None
         self.ragged = False
         """Whether the rows of the running forward may have different lengths."""
@@ -143,7 +144,7 @@ class KVCache(Cache):
         from_BD = torch.where(path_BD >= 0, lengths_B[:, None] + path_BD, into_BD)
         self._states.commit(into_BD, from_BD)
         for store in (*self._keys.values(), *self._values.values()):
-            _put(store, into_BD, store.gather(2, _of_all(from_BD, store.shape[1], store.shape[3])))
+            self._put(store, into_BD, store.gather(2, _of_all(from_BD, store.shape[1], store.shape[3])))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before the tokens of the running forward; models ask, ours pass positions."""
@@ -174,8 +175,20 @@ class KVCache(Cache):
         if self._slots_BN is None:
             store_BGLD[:, :, self._start : self._end] = new_BGND
         else:
-            _put(store_BGLD, self._slots_BN, new_BGND)
+            self._put(store_BGLD, self._slots_BN, new_BGND)
         return store_BGLD[:, :, : self._end]
+
+    def _put(self, store_BGLD: Tensor, slots_BX: Tensor, new_BGXD: Tensor) -> None:
+        """Write keys or values into slots of their rows."""
+        if _scatters(store_BGLD):
+            store_BGLD.scatter_(2, _of_all(slots_BX, *new_BGXD.shape[1::2]), new_BGXD)
+        else:
+            store_BGLD[self._rows_B1, :, slots_BX] = new_BGXD.transpose(1, 2)
+
+
+def _scatters(store_BGLD: Tensor) -> bool:
+    """Whether `scatter_` is the fast way: on a CPU it takes twenty times as long in half precision."""
+    return store_BGLD.device.type != "cpu"
 
 
 def few_sizes(slots: int) -> int:
@@ -186,16 +199,6 @@ def few_sizes(slots: int) -> int:
     """
     step = max(_LEAST_STEP, (1 << (slots - 1).bit_length()) // 16)
     return -(-slots // step) * step
-
-
-def _put(store_BGLD: Tensor, slots_BX: Tensor, new_BGXD: Tensor) -> None:
-    """Write keys or values into slots of their rows."""
-    if store_BGLD.device.type != "cpu":
-        store_BGLD.scatter_(2, _of_all(slots_BX, *new_BGXD.shape[1::2]), new_BGXD)
-        return
-    # `scatter_` takes twenty times as long here in half precision
-    rows_B1 = torch.arange(len(slots_BX))[:, None]
-    store_BGLD[rows_B1, :, slots_BX] = new_BGXD.transpose(1, 2)
 
 
 def _of_all(slot_BX: Tensor, heads: int, size: int) -> Tensor:

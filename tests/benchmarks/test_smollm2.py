@@ -36,9 +36,20 @@ def _own():
 
 def args_of(out: Path, **values: Any) -> argparse.Namespace:
     given: dict[str, Any] = {
-        "out": out, "families": ["medusa"], "minutes": 2.0, "prompts": [], "measured": [], "answers": 6, "limit": 4,
-        "row_tokens": 256, "batch_rows": 1, "dtype": "fp32", "training": [], "answering": [], "answer_tokens": 8,
-    }  # fmt: skip
+        "out": out,
+        "families": ["medusa"],
+        "minutes": 2.0,
+        "prompts": [],
+        "measured": [],
+        "answers": 6,
+        "limit": 4,
+        "row_tokens": 256,
+        "batch_rows": 1,
+        "dtype": "fp32",
+        "training": [],
+        "answering": [],
+        "answer_tokens": 8,
+    }
     return argparse.Namespace(**given | values)
 
 

@@ -216,12 +216,13 @@ def test_a_cut_network_drafts_as_one_over_the_ids(name: str, target: Backbone) -
     for key, tensor in whole.state_dict().items():
         mine[key] = tensor if mine[key].shape == tensor.shape else tensor[rows]
     part.load_state_dict(mine)
-    texts = [
-        generate(target, Met(each), PROMPTS, warper=Warper(1.0), max_new_tokens=16, seed=2)
-        for each in (kind(whole, target, ids=IDS), kind(part.requires_grad_(False).eval(), target))
-    ]
+    met = [Met(each) for each in (kind(whole, target, ids=IDS), kind(part.requires_grad_(False).eval(), target))]
+    texts = [generate(target, each, PROMPTS, warper=Warper(1.0), max_new_tokens=16, seed=2) for each in met]
     assert texts[0].tokens == texts[1].tokens
     assert texts[0].target_calls == texts[1].target_calls
+    for (_, one), (_, other) in zip(*(each.seen for each in met), strict=True):
+        assert torch.equal(one.tokens_BN, other.tokens_BN)
+        torch.testing.assert_close(one.q_BNV, other.q_BNV)
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["trained", "cut"])

@@ -18,6 +18,7 @@ from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.second import second_rows
+from draftsmith.storage.identity import flat
 
 HOSTILE = "</pre></style><script>document.title='broken'</script>\u202e\u0000'\"```|\U0001f40d<b>"
 
@@ -48,7 +49,7 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
     others = [Request(prompt, [*ids[number], 13], number) for number, prompt in enumerate(prompts)]
     results["second"] = second_rows(target, [arm], others, config, results["rows"])
     # what the command line adds
-    results["draft"]["settings"] = DrafterConfig(policy="argmax").model_dump(mode="json")
+    results["draft"]["settings"] = flat(DrafterConfig(policy="argmax").model_dump(mode="json"))
     results["repeat"] = [
         "draftsmith train runs/a_b/run.yaml --out runs/a_b",
         "draftsmith eval runs/a_b --drafter.policy=argmax '--eval.sweep=[1, 2]'",

@@ -63,8 +63,12 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
 def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> DFlash2Net:
     """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     table: Any = target.get_output_embeddings()
-    config = recipe.dflash2
-    own: dict[str, Any] = {name: getattr(config, name) for name in ("rank", "candidates", "taps", "group")}
+    own: dict[str, Any] = {
+        "rank": recipe.dflash2.rank,
+        "candidates": recipe.dflash2.candidates,
+        "taps": recipe.dflash2.taps,
+        "group": recipe.dflash2.group,
+    }
     sizes = sizes_of(recipe, target, LAYOUT, ids)
     return DFlash2Net.for_target(target, **sizes, vocabulary=len(table.weight), **own)
 

@@ -95,8 +95,9 @@ def test_prompt_lookup_s_draft_takes_no_more_work_in_a_longer_text() -> None:
         def draft():  # noqa: ANN202
             return drafter.propose(torch.tensor([61]), GREEDY, Uniforms(0, [0], "cpu"))  # noqa: B023
 
-        drafter.reset([[*text, 60, 61, 62, 63, *text, 60]], 8)
-        calls = calls_of(draft)
+        for _ in range(2):  # the first draft of all fills what later ones read
+            drafter.reset([[*text, 60, 61, 62, 63, *text, 60]], 8)
+            calls = calls_of(draft)
         drafter.reset([[*text, 60, 61, 62, 63, *text, 60]], 8)
         with Numbers() as numbers:
             proposal = draft()

@@ -57,8 +57,10 @@ def lists() -> list[str]:
     """Every field of a recipe that may be a list."""
     found = []
     for path in field_paths():
-        section, _, name = path.rpartition(".")
-        model: Any = Recipe.model_fields[section].annotation if section else Recipe
+        *sections, name = path.split(".")
+        model: Any = Recipe
+        for section in sections:
+            model = model.model_fields[section].annotation
         kind = model.model_fields[name].annotation
         if {list, tuple} & {get_origin(each) for each in (kind, *get_args(kind))}:
             found.append(path)
