@@ -64,11 +64,11 @@ def _cut_rows(recipe: Recipe, student: nn.Module) -> dict[str, float]:
     """Bytes of the rows of the target's projection that a drafter with a draft vocabulary is compared by."""
     from ...drafters.layers.draft_vocabulary import ids_of
 
-    config: Any = student.config
-    width = config.hidden if hasattr(config, "hidden") else config.hidden_size
     ids_U = ids_of(student)
     if ids_U is None or any("lm_head" in name for name, _ in student.named_parameters()):
         return {}
+    config: Any = student.config
+    width = config.hidden if hasattr(config, "hidden") else config.hidden_size
     return {"drafted rows of the projection": float(len(ids_U) * width * number_size(recipe))}
 
 

@@ -55,7 +55,7 @@ def test_a_70b_target_is_answered_with_what_fits(tmp_path: Path) -> None:
     message = refused(tmp_path / "out", DENSE)
     assert "141 GB for the target" in message
     assert "The nearest change that fits is --target.sharding fully_shard: about 51.2 GB on each of 8" in message
-    assert "With the target in an engine (features.source engine, docs/engine.md) it is about 29.2 GB on" in message
+    assert "With the target in an engine (features.source engine, docs/engine.md) it is about 29.1 GB on" in message
     message = run(tmp_path / "out", DENSE, CUT)
     assert "FAILS" not in message
     assert "21.3 GB for its share of the target, 3.42 GB for two gathered layers" in message
