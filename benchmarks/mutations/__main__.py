@@ -39,7 +39,7 @@ from draftsmith.benchmarks.mutations.planting import Bench, Outcome, check_clean
 
 ROOT = Path(draftsmith.__file__).parent
 MUTATIONS = (*decoding.MUTATIONS, *drafters.MUTATIONS, *trainers.MUTATIONS, *others.MUTATIONS, *listed())
-LATER = ("I", "B", "M", "P", "W")
+LATER = ("I", "B", "M", "P", "V", "W")
 """How the ids of bugs begin that were planted behind the first study."""
 SURVIVED = "P"
 """How the ids of those begin that no test saw in a second study."""
