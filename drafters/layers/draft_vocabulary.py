@@ -180,9 +180,13 @@ class DraftHead:
 
     def product(self, hidden: Tensor) -> Tensor:
         """The product of states [..., H] and the rows, fp32 [..., U], before what stands behind it."""
+        return self._made(hidden).float()
+
+    def _made(self, hidden: Tensor) -> Tensor:
+        """The product in the precision that it is made in."""
         if self._product is not None:
-            return self._product(hidden).float()
-        return through(self.layer, hidden.to(self.layer.weight.dtype)).float()
+            return self._product(hidden)
+        return through(self.layer, hidden.to(self.layer.weight.dtype))
 
     def laid_out(self, logits_XU: Tensor) -> Tensor:
         """Logits of the drafted tokens as those of all, [..., V]: -inf of what is never drafted."""
@@ -196,7 +200,9 @@ class DraftHead:
         """The token [...] of the largest logit, the lowest id among equals; nothing is laid out for it."""
         if self.ids_U is None or not self._ascending:
             return self.logits(hidden).argmax(-1)
-        return self.ids_U[self.shaping(self.product(hidden)).argmax(-1)]
+        # rounding to fp32 would change no order, and is a launch
+        logits_XU = self._made(hidden) if self.shaping == PLAIN else self.shaping(self.product(hidden))
+        return self.ids_U[logits_XU.argmax(-1)]
 
     def drawn(self, hidden_BH: Tensor, warper: Warper, random_B: Tensor) -> tuple[Tensor, Tensor]:
         """The distribution [B, V] of the next token, and a token [B] drawn from it.
