@@ -47,6 +47,7 @@ SPLITS = {"train": "train", "tune": "validation", "measure": "prompts"}
 SHARES = {"measure": 5, "tune": 10, "train": 100}
 """Of rows of one's own: those whose hash is below so many hundredths."""
 TRIAL_STEPS = 4
+LEAST_LIMIT = 16
 SHORT = {"loop.log_every": 1, "probe.prompts": 1, "loop.validate_rows": 2}
 HEADS = {
     "method": "{method}",
@@ -370,7 +371,10 @@ def arguments() -> argparse.Namespace:
     add("--training", type=shlex.split, default=[], help="more flags of `train`, in quotes")
     add("--audit", type=shlex.split, default=[], help="more flags of `eval`, in quotes")
     add("--json", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.limit < LEAST_LIMIT:
+        parser.error(f"--limit is {args.limit}; expected {LEAST_LIMIT} or more, half of which `tune` decodes")
+    return args
 
 
 if __name__ == "__main__":
