@@ -46,7 +46,7 @@ def grouped_attention(
         return sdpa_attention_forward(
             module, query_BQND, key_BGTD, value_BGTD, mask, dropout=dropout, scaling=scaling, **more
         )
-    if goes_by_groups(query_BQND):
+    if goes_by_groups(query_BQND, mask):
         out_BQND = attend_by_groups(query_BQND, key_BGTD, value_BGTD, mask, scale=scaling)
     else:
         out_BQND = F.scaled_dot_product_attention(
@@ -55,13 +55,14 @@ def grouped_attention(
     return out_BQND.transpose(1, 2).contiguous(), None
 
 
-def goes_by_groups(query_BQND: Tensor) -> bool:
+def goes_by_groups(query_BQND: Tensor, mask: Tensor | None) -> bool:
     """Whether `attend_by_groups` is the faster one on a CPU: for few tokens in half precision.
 
     There torch reads the past again for every query head, and for one token alone by a kernel that is four times as
-    slow as for two.
+    slow as for two. Several tokens without a mask are a prompt, which is causal.
     """
-    few = query_BQND.device.type == "cpu" and query_BQND.shape[2] <= _FEW
+    N = query_BQND.shape[2]
+    few = query_BQND.device.type == "cpu" and (N == 1 or (mask is not None and N <= _FEW))
     decodes = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     return few and decodes and query_BQND.dtype in (torch.bfloat16, torch.float16)
 

@@ -103,17 +103,8 @@ def load_model(
         RequestError: there is no such model or dtype, its weights are damaged, or it cannot be cut or quantised.
         EnvironmentFailure: as for `load_target`.
     """
-    if dtype not in _DTYPES:
-        raise RequestError(
-            f"the dtype of {path!r} is {dtype!r}; expected one of {', '.join(map(repr, _DTYPES))}; `quantization` "
-            "rounds weights further"
-        )
     path = _name_of(path)
-    if quantization not in (None, *ASKED):
-        raise RequestError(
-            f"the quantization of {path!r} is {quantization!r:.60}; expected one of {', '.join(map(repr, ASKED))}, or "
-            "None for the weights as they are"
-        )
+    _check_precision(path, dtype, quantization)
     layers = None if layers is None else whole(layers, f"layers of {path!r}", least=1)
     source = folder_or_name(path)
     file = find_gguf(source)
@@ -128,11 +119,7 @@ def load_model(
         check_weight_files(path)  # what follows would not name the file
         if not trust_remote_code or file is not None:
             _check_foreign(path, revision, config)
-        own = config.get_text_config(decoder=True)
-        made_of = (own.num_hidden_layers, getattr(own, "layer_types", None))
-        if layers is not None:
-            _check_has(path, layers, made_of[0])
-            _set_layers(own, layers, None if made_of[1] is None else made_of[1][:layers])
+        all_layers = None if layers is None else _keep_first(config, layers, path)
         loader = auto_class(config)
         placed: dict[str, Any] = {}
         quantised = quantization is not None or quantisation_of(config) is not None
@@ -157,8 +144,8 @@ def load_model(
         if file is not None:
             as_ordinary(model, file)
         keep_soft_cap(model)
-        if layers is not None:
-            _set_layers(model.config.get_text_config(decoder=True), *made_of)
+        if all_layers is not None:
+            _set_layers(model.config.get_text_config(decoder=True), *all_layers)
         if cut is not None:
             model.__class__ = made
             if cut.offload:
@@ -180,12 +167,34 @@ def _name_of(path: object) -> str:
     return str(path)
 
 
-def _check_has(path: str, asked: int, layers: int) -> None:
-    """Raise RequestError where more layers are asked for than the model has."""
-    if asked > layers:
+def _check_precision(path: str, dtype: str, quantization: str | None) -> None:
+    """Raise RequestError for a dtype or a quantization that there is not."""
+    if dtype not in _DTYPES:
         raise RequestError(
-            f"layers is {asked}, and {path!r} has {layers}; expected a number from 1 to {layers}, or None for all"
+            f"the dtype of {path!r} is {dtype!r}; expected one of {', '.join(map(repr, _DTYPES))}; `quantization` "
+            "rounds weights further"
         )
+    if quantization not in (None, *ASKED):
+        raise RequestError(
+            f"the quantization of {path!r} is {quantization!r:.60}; expected one of {', '.join(map(repr, ASKED))}, or "
+            "None for the weights as they are"
+        )
+
+
+def _keep_first(config: Any, layers: int, path: str) -> tuple[int, list[str] | None]:
+    """Let a config be of the first layers alone; number and types of all that it had.
+
+    Raises:
+        RequestError: it has fewer.
+    """
+    own = config.get_text_config(decoder=True)
+    count, types = own.num_hidden_layers, getattr(own, "layer_types", None)
+    if layers > count:
+        raise RequestError(
+            f"layers is {layers}, and {path!r} has {count}; expected a number from 1 to {count}, or None for all"
+        )
+    _set_layers(own, layers, None if types is None else types[:layers])
+    return count, types
 
 
 def _read(loader: Any, **how: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ...decoding.backbone.stacked import SharedInputLinears
+from ...decoding.backbone.stacked import SharedInputLinears, through
 from ...errors import RequestError
 from ..layers.draft_vocabulary import hold, ids_of, rows_at
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Rotary
@@ -111,7 +111,6 @@ class Eagle3Net(PairNet):
         self.midlayer = Eagle3Layer(config)
         self.norm = Norm(H, config.eps)
         self.lm_head = nn.Linear(H, U, bias=False)
-        self._lm_head = SharedInputLinears(self, "lm_head")
         self.rotary = Rotary(config)
         hold(self, U, ids)
         known_V = torch.zeros(config.vocabulary, dtype=torch.bool)
@@ -181,5 +180,4 @@ class Eagle3Net(PairNet):
 
     def head(self, hidden_BNH: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [B, N, U]."""
-        (logits_BNU,) = self._lm_head(self.head_input(hidden_BNH))
-        return logits_BNU
+        return through(self.lm_head, self.head_input(hidden_BNH))

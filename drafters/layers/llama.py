@@ -157,9 +157,8 @@ def attend(
     scale: float | None = None,
 ) -> Tensor:
     """Scaled dot-product attention [B, Q, N, D]; without a mask causal, or one token sees all."""
-    if mask is not None and group > 1 and _is_decoding_on_gpu(query_BQND):
-        return attend_by_groups(query_BQND, key_BGTD, value_BGTD, mask, scale=scale)
-    if (mask is not None or query_BQND.shape[2] == 1) and goes_by_groups(query_BQND):
+    shared_on_gpu = mask is not None and group > 1 and _is_decoding_on_gpu(query_BQND)
+    if shared_on_gpu or goes_by_groups(query_BQND, mask):
         return attend_by_groups(query_BQND, key_BGTD, value_BGTD, mask, scale=scale)
     # on a GPU those kernels know of shared heads that read no mask, in half precision
     flash = mask is None and query_BQND.dtype != torch.float32 and _is_decoding_on_gpu(query_BQND)

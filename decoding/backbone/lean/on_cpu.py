@@ -55,11 +55,10 @@ class OnCpu:
         return out_BNH
 
     def _attended(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        N = query.shape[2]
-        if (self._mask is not None or N == 1) and goes_by_groups(query):
+        if goes_by_groups(query, self._mask):
             return attend_by_groups(query, keys, values, self._mask, scale=scale)
         # without a mask: one token that sees all, or a prompt in an empty row
-        causal = self._mask is None and N > 1
+        causal = self._mask is None and query.shape[2] > 1
         return F.scaled_dot_product_attention(
             query, keys, values, attn_mask=self._mask, scale=scale, enable_gqa=True, is_causal=causal
         )

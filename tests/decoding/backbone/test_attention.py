@@ -47,7 +47,7 @@ def test_heads_of_a_group_as_tokens_are_the_same_to_the_bit(
         hidden[..., 0] = False
         mask = torch.zeros(2, 1, tokens, 40, dtype=torch.bfloat16).masked_fill(hidden, -torch.inf)
     with torch.no_grad():
-        assert goes_by_groups(query)
+        assert goes_by_groups(query, mask) == (masked or tokens == 1)
         got = attend_by_groups(query, keys, values, mask, scale=0.3)
         expected = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True)
     assert torch.equal(got, expected)
@@ -55,7 +55,9 @@ def test_heads_of_a_group_as_tokens_are_the_same_to_the_bit(
 
 def test_what_trains_or_reads_a_prompt_does_not_go_by_groups() -> None:
     one = torch.randn(1, 2, 1, 8).bfloat16()
-    assert not goes_by_groups(one)
+    assert not goes_by_groups(one, None)
     with torch.no_grad():
-        assert not goes_by_groups(one.float())
-        assert not goes_by_groups(torch.randn(1, 2, 17, 8).bfloat16())
+        assert goes_by_groups(one, None)
+        assert not goes_by_groups(one.float(), None)
+        assert not goes_by_groups(torch.randn(1, 2, 17, 8).bfloat16(), torch.zeros(1, 1, 17, 17))
+        assert not goes_by_groups(torch.randn(1, 2, 2, 8).bfloat16(), None)
