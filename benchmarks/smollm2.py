@@ -35,6 +35,8 @@ from draftsmith.benchmarks.common.provenance import drafter_weights, finish, rec
 from draftsmith.benchmarks.common.records import Record, figure, table_of
 from draftsmith.data.rows.sources import stdlib_texts
 from draftsmith.decoding.devices import multiplies_bf16
+from draftsmith.drafters.tuned_file import read_tuned
+from draftsmith.eval.tune.settings import in_words
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.storage import json_lines, write_text
 
@@ -50,16 +52,16 @@ TRIAL_STEPS = 4
 LEAST_LIMIT = 16
 SHORT = {"loop.log_every": 1, "probe.prompts": 1, "loop.validate_rows": 2}
 HEADS = {
-    "method": "{method}",
+    "method": "{method}, {setting}",
     "T": "{T}",
     "tau": "{tau}",
-    "alpha": "{alpha}",
+    "alpha by depth": "{n_alpha}",
     "speed-up": "{speedup}",
     "predicted": "{predicted}",
     "trained on": "{tokens} tokens, {minutes} min",
     "audit": "{verdict}",
 }
-FORMATS = {"T": "g", "tau": ".2f", "alpha": ".2f", "speedup": ".2f", "predicted": ".2f"}
+FORMATS = {"T": "g", "tau": ".2f", "n_alpha": ".2f", "speedup": ".2f", "predicted": ".2f"}
 
 
 def main() -> None:
@@ -330,15 +332,22 @@ def row_of(
     tokens = plan[family] * args.batch_rows * args.row_tokens
     return {
         "method": load_recipe(f"{family}-small").recipe.method if trained else row["method"],
+        "setting": setting_of(args.out / family / "drafter") if trained else "as the recipe has it",
         "T": row["temperature"],
         "tau": figure(row["tau"]),
-        "alpha": figure(row["alpha"]),
+        "n_alpha": [mean for mean, *_ in row["n_alpha"] if mean is not None],
         "speedup": figure(row["speedup"]),
         "predicted": row["predicted_speedup"],
         "tokens": f"{tokens / 1e6:.2f} M" if trained else "no",
         "minutes": f"{stages.of(f'train {family}') / 60:.0f}" if trained else "0",
         "verdict": row["verdict"],
     }
+
+
+def setting_of(drafter: Path) -> str:
+    """What was tuned of a drafter, in words."""
+    tuned = read_tuned(drafter)
+    return "slower at every setting" if tuned.plain else in_words(tuned.values) or "as the recipe has it"
 
 
 def origin_of(args: argparse.Namespace) -> str:
@@ -348,7 +357,7 @@ def origin_of(args: argparse.Namespace) -> str:
     return f"`{origin['file']}` ({origin['quantisation']}, SHA-256 {origin['sha256'][:12]})"
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add: Callable[..., Any] = parser.add_argument
     add("--out", type=Path, default=Path("smollm2"))
@@ -369,7 +378,7 @@ def arguments() -> argparse.Namespace:
     add("--training", type=shlex.split, default=[], help="more flags of `train`, in quotes")
     add("--audit", type=shlex.split, default=[], help="more flags of `eval`, in quotes")
     add("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.limit < LEAST_LIMIT:
         parser.error(f"--limit is {args.limit}; expected {LEAST_LIMIT} or more, half of which `tune` decodes")
     return args

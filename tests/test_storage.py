@@ -18,6 +18,7 @@ from draftsmith.storage import (
     delete_folder,
     delete_leftovers,
     fault,
+    json_lines,
     replace_folder,
     staged_file,
     staged_folder,
@@ -52,6 +53,12 @@ def test_a_folder_that_nobody_may_write_to(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure, match=rf"cannot write to {closed}/new \(.*tried in"):
         writable_folder(closed / "new")
     tmp_path.chmod(0o700)
+
+
+def test_only_a_line_end_ends_a_json_line(tmp_path: Path) -> None:
+    values = [{"text": "a\u2028b\x85c\x1cd"}, {"text": "e"}]
+    write_text(tmp_path / "lines", "\r\n\n".join(json.dumps(each, ensure_ascii=False) for each in values))
+    assert list(json_lines(tmp_path / "lines")) == values
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...decoding.backbone.stacked import is_bare, through
+from ...decoding.backbone.stacked import SharedInputLinears, is_bare
 from ...decoding.sampling import Warper, draw
 from ...errors import RequestError
 from ..projection import PLAIN, Shaping
@@ -170,6 +170,7 @@ class DraftHead:
             self.ids_U = torch.tensor(list(only), device=layer.weight.device)
             self.rows_U = self.ids_U if own is None else places_in(own, self.ids_U)
             self.layer, self._product = cut_rows(layer, self.rows_U), None
+        self._rows = SharedInputLinears(nn.ModuleDict({"rows": self.layer}), "rows")
         # then the first of equals is the lowest id; in folders of others they may be in any order
         self._ascending = self.ids_U is None or bool((self.ids_U.diff() > 0).all())
 
@@ -186,7 +187,8 @@ class DraftHead:
         """The product in the precision that it is made in."""
         if self._product is not None:
             return self._product(hidden)
-        return through(self.layer, hidden.to(self.layer.weight.dtype))
+        (made,) = self._rows(hidden.to(self.layer.weight.dtype))
+        return made
 
     def laid_out(self, logits_XU: Tensor) -> Tensor:
         """Logits of the drafted tokens as those of all, [..., V]: -inf of what is never drafted."""

@@ -168,12 +168,12 @@ def measure_costs(
         rounds: None for as many as are worth their time.
         text: ids that the calls read, over and over; with one alone, all nodes reach the same experts of a mixture.
     """
-    arms = {"target": _one_call(target, 0, context, rows, text)}
+    arms = {"target": one_call(target, 0, context, rows, text)}
     if draft is not None:
         # as far as it reads: behind its own context nothing is drafted
-        arms["draft"] = _one_call(draft, 0, min(context, draft.context - 1), rows, text)
+        arms["draft"] = one_call(draft, 0, min(context, draft.context - 1), rows, text)
     for length in lengths:
-        arms[f"verify {length}"] = _one_call(target, length, context, rows, text)
+        arms[f"verify {length}"] = one_call(target, length, context, rows, text)
     how: dict[str, Any] = _ROUNDS if rounds is None else {"rounds": rounds}
     times = turns(arms, **how, device=target.device, repeats=_IN_A_ROW)
     base = times["target"]
@@ -181,7 +181,7 @@ def measure_costs(
     return Costs(median(base), c, {n: times_as_long(times[f"verify {n}"], base) for n in lengths})
 
 
-def _one_call(backbone: Backbone, drafted: int, context: int, rows: int, text: Sequence[int]) -> Call:
+def one_call(backbone: Backbone, drafted: int, context: int, rows: int, text: Sequence[int]) -> Call:
     """A forward of the root and `drafted` nodes of each row behind `context` tokens, on CUDA replayed."""
     device = backbone.device
     kv_cache = KVCache(rows, context + drafted + 1, static=device.type == "cuda", rollback=drafted + 1)

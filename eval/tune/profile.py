@@ -3,7 +3,8 @@
 A step takes `verify(N) + rest`: the verify call is timed by itself at every size, the rest (drafting,
 acceptance, commit, bookkeeping) is what decoding took beyond it, on a line between measured sizes.
 A chain of K accepts what the next longer one accepted up to depth K; between trees tau is on a line
-over the logarithm of their nodes; draft temperatures follow from the distributions.
+over the logarithm of their nodes; draft temperatures follow from the distributions; sizes of a draft
+vocabulary are decoded, with the best of these.
 Then
 
     speed-up = tokens per step / seconds per step * seconds per token of plain decoding,
@@ -46,7 +47,7 @@ from ..measure.metrics import Counts
 from ..measure.requests import Request
 from ..measure.rounds import AllRounds, decode
 from ..measure.speed import Costs, measure_costs
-from .settings import Contender, DraftSetting, Prediction
+from .settings import CUT, Contender, DraftSetting, Prediction
 
 _VERIFIED = (1, 2, 3, 4, 5, 7, 9, 12, 16, 20, 24, 32, 61)  # drafted nodes of the calls that are timed
 
@@ -111,18 +112,19 @@ class Bench:
 
 
 def predict(bench: Bench, contender: Contender) -> list[Prediction]:
-    """Every setting of a method at the bench's temperature, what it is loaded with among them.
+    """Every setting of a method at the bench's temperature, what it is loaded with among them; the best one last,
+    with each size of a draft vocabulary that is to be tried.
 
     Raises:
         RequestError: a draft is so long that `eval.max_new_tokens` may cut every step.
     """
-    own = []
+    own: list[Prediction] = []
     if contender.own:
         (measured,) = _decoded(bench, contender, [{}], [1])
         own = [_prediction(DraftSetting(contender, {}), measured, bench.costs)]
-    return own + [
-        each for grid in contender.grids_at(bench.temperature) for each in _predicted(bench, contender, grid)
-    ]
+    for grid in contender.grids_at(bench.temperature):
+        own += _predicted(bench, contender, grid)
+    return own + _cut(bench, contender, own)
 
 
 def _predicted(bench: Bench, contender: Contender, grid: Grid) -> list[Prediction]:
@@ -136,6 +138,17 @@ def _predicted(bench: Bench, contender: Contender, grid: Grid) -> list[Predictio
     if bench.temperature > 0 and grid.drawn:
         predicted += _heated(bench, contender, grid, made)
     return predicted
+
+
+def _cut(bench: Bench, contender: Contender, whole: Sequence[Prediction]) -> list[Prediction]:
+    """The setting that promises most, with fewer tokens that can be drafted."""
+    if not contender.cuts:
+        return []
+    best = max(whole, key=lambda each: each.speedup).setting.values
+    values = [{**best, CUT: str(size)} for size in contender.cuts]
+    measured = _decoded(bench, contender, values, contender.cuts)
+    settings = (DraftSetting(contender, each) for each in values)
+    return [_prediction(setting, each, bench.costs) for setting, each in zip(settings, measured, strict=True)]
 
 
 def _heated(bench: Bench, contender: Contender, grid: Grid, made: Mapping[int, Measured]) -> list[Prediction]:

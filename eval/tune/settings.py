@@ -33,6 +33,8 @@ class Contender:
     """Whether what it is loaded with, without values, is tried too; for settings that stand in no grid."""
     load: Callable[[Mapping[str, str]], Proposer]
     """The proposer under recipe values, given as flags give them."""
+    cuts: Sequence[int] = ()
+    """Sizes of a draft vocabulary that its best setting is tried with."""
 
     def of_chains(self) -> Contender:
         """The same with the chains of its grids alone; one without any keeps its settings."""
@@ -92,6 +94,8 @@ _SHAPES = {
     "drafter.eagle.tree": ("chain", "dynamic"),
     "drafter.block.tree": ("chain", "tree"),
 }
+CUT = "drafter.draft_vocabulary"
+"""The recipe value of which `Contender.cuts` are sizes."""
 
 
 def in_words(values: Mapping[str, str]) -> str:
@@ -112,6 +116,8 @@ def _phrase(name: str, value: str, *, is_tree: bool) -> str:
     """Nothing for what goes without saying."""
     if name in _NODES:
         return f"tree of {value} nodes"
+    if name == CUT:
+        return f"drafts {int(value):,} tokens"
     if name == _LENGTH:
         return f"{value} deep" if is_tree else f"chain of {value}"
     if name in _COPIED:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from ...trainers.config import TargetConfig
 
+_WORTH_BF16 = 25e6
+"""Parameters; fewer lie in the caches in fp32 too."""
 _Made = TypeVar("_Made")
 
 SAMPLE = 200  # rows of data that are read
@@ -84,8 +86,18 @@ def check_target(recipe: Recipe, models: Models) -> str:
     return (
         f"{model.config.model_type}, {parameters(model) / 1e6:,.1f} M parameters{_read(model)}, "
         f"{in_units(memory)} in {recipe.target.dtype}{rounded}, vocabulary {config.vocab_size:,}, "
-        f"context {context}{reason}{away}"
+        f"context {context}{reason}{away}{_faster(recipe, model)}"
     )
+
+
+def _faster(recipe: Recipe, model: PreTrainedModel) -> str:
+    """That another precision may decode faster where the check runs; nothing where that is not so."""
+    from ...decoding.devices import multiplies_bf16
+
+    plain = recipe.target.dtype == "fp32" and recipe.target.quantization is None
+    if not plain or parameters(model) < _WORTH_BF16 or not devices_of(recipe).on_cpu or not multiplies_bf16():
+        return ""
+    return "; this processor multiplies bf16, which may decode faster: `draftsmith tune` times both"
 
 
 def _read(model: PreTrainedModel) -> str:

@@ -6,6 +6,7 @@ Read next: `tune.py`; `drafters/grids.py`, the settings.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import attrgetter, getitem
@@ -21,13 +22,18 @@ from ...drafters.grids import Grid
 from ...drafters.hub import is_fetched, shown
 from ...drafters.record import Family
 from ...drafters.tuned_file import DRAFT_LENGTH
+from ...errors import DraftsmithError
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import check_longest
-from ...eval.tune.settings import Contender
+from ...eval.tune.settings import CUT, Contender
 from ..check.early import NamedFolders
-from ..drafted import load_trained
+from ..drafted import load_trained, with_ids
 from ..methods import TRAINED, make_method, need_draft
 from ..recipe.model import Recipe
+
+_log = logging.getLogger(__name__)
+_CUTS = (4_096, 8_192, 16_384, 32_768)
+"""Tokens of a draft vocabulary (FR-Spec, Zhao et al. 2025, is best with a quarter of 128,000)."""
 
 
 def contenders_of(pairs: Sequence[NamedFolders], target: Backbone, *, chains: bool = False) -> list[Contender]:
@@ -62,7 +68,8 @@ def _contender(name: str, pair: NamedFolders, target: Backbone, *, several: bool
     ]
     title = f"{family.title} of {_whose(folder)}" if several and folder else family.title
     stands = any(grid.holds(_own_values(pair.recipe, grid)) for grid in grids)
-    return Contender(name_of(name, folder), title, grids, not stands, load)
+    sizes = cuts(folder, pair.recipe, target) if folder is not None and family.reads("draft_vocabulary") else ()
+    return Contender(name_of(name, folder), title, grids, not stands, load, sizes)
 
 
 def check_chains(contenders: Sequence[Contender], config: EvalConfig, temperature: float) -> None:
@@ -95,6 +102,23 @@ def _that_fits(grid: Grid, family: Family, folder: Path | None, config: DrafterC
     if not grid.suits(settings):
         return None
     return grid if most is None else grid.up_to(most)
+
+
+def cuts(folder: Path, recipe: Recipe, target: Backbone) -> Sequence[int]:
+    """Sizes of a draft vocabulary that are worth a try: at most half of the tokens that a drafter drafts.
+
+    None where a size is asked for, or where no rows are here whose tokens could be counted, which is said.
+    """
+    drafted = read_entry(folder)["settings"].get("draft_vocabulary") or target.vocabulary
+    sizes = [size for size in _CUTS if size <= drafted // 2]
+    if recipe.drafter.draft_vocabulary is not None or not sizes:
+        return ()
+    try:
+        with_ids(_with(recipe, {CUT: str(sizes[0])}), target.tokenizer, target.vocabulary)
+    except DraftsmithError as error:
+        _log.warning("no draft vocabulary is tried for %s: its training rows are not at hand (%s)", folder, error)
+        return ()
+    return sizes
 
 
 def _own_values(recipe: Recipe, grid: Grid) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from ...eval.measure.environment import environment, target_hash
 from ...eval.measure.requests import Request, make_requests
 from ...eval.report.pays import in_words
 from ...eval.report.tables import accuracy, interval, number, off, plain_table
+from ...eval.tune.precision import compared
 from ...eval.tune.profile import Bench, costs_of, predict
 from ...eval.tune.race import FEWEST, Raced, race
 from ...eval.tune.settings import Prediction
@@ -209,6 +211,7 @@ def _prediction(each: Prediction) -> dict[str, Any]:
     return {"method": each.setting.contender.name, "settings": dict(each.setting.values), **own}
 
 
+_BEHIND = 256  # tokens in front of a call that is timed
 _PROFILED = 4  # a prompt of so many is for the predictions
 
 
@@ -255,7 +258,23 @@ def run_tune(request: TuneRequest, pairs: Sequence[NamedFolders], console: Conso
     for line in surface_lines(surfaces):
         console.print(line, markup=False, soft_wrap=True)
     console.print(sentence(done, request.temperature, request.batch), markup=False, soft_wrap=True)
+    if (line := _precisions(first, target, done[0], profiled)) is not None:
+        console.print(line, markup=False, soft_wrap=True)
     return done
+
+
+def _precisions(pair: NamedFolders, target: Backbone, best: Raced, requests: Sequence[Request]) -> str | None:
+    """Whether the best setting's calls are faster in the other precision; None where it is not compared."""
+    if pair.recipe.target.is_shared:
+        return None
+
+    def load(dtype: str) -> Backbone:
+        there = pair.recipe.target.model_copy(update={"dtype": dtype})
+        return load_named_target(replace(pair, recipe=pair.recipe.model_copy(update={"target": there})))
+
+    text = [each for request in requests for each in request.ids]
+    nodes = max(2, round(best.prediction.nodes))
+    return compared(target, load, nodes, text, min(len(text), target.context - nodes - 1, _BEHIND))
 
 
 def _surfaces(

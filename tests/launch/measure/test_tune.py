@@ -18,10 +18,11 @@ from draftsmith.drafters.tuned_file import read_tuned, write_tuned
 from draftsmith.eval.measure.environment import drafter_hash
 from draftsmith.eval.measure.metrics import Interval
 from draftsmith.eval.tune.race import Raced
-from draftsmith.eval.tune.settings import Contender, DraftSetting, Prediction
+from draftsmith.eval.tune.settings import CUT, Contender, DraftSetting, Prediction
 from draftsmith.launch.check.early import named
 from draftsmith.launch.cli import main
-from draftsmith.launch.measure.contenders import _that_fits, contenders_of
+from draftsmith.launch.measure import contenders
+from draftsmith.launch.measure.contenders import _that_fits, contenders_of, cuts
 from draftsmith.launch.measure.tune import accuracy_lines, best_of, sentence
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.requests import Pair
@@ -42,7 +43,10 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_drafter_and_a_method_without_one(
+    run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contenders, "_CUTS", (64, 512, 1 << 20))
     assert main(["tune", str(run), "--best", "2", "--no-surfaces", *FEW]) == 0
     printed = capfd.readouterr().out
     content = json.loads((run / "eval" / "tune.json").read_text())
@@ -50,6 +54,11 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert {each["method"] for each in content["measured"]} == {str(run / "drafter"), "prompt-lookup"}
     assert {each["settings"].get("drafter.medusa.nodes") for each in content["predicted"]} >= {"2", "8", "32"}
     assert content["sentence"] in " ".join(printed.split())
+    of_heads = [each for each in content["predicted"] if each["method"] == str(run / "drafter")]
+    whole = max((each for each in of_heads if CUT not in each["settings"]), key=lambda each: each["speedup"])
+    cut = [each for each in of_heads if CUT in each["settings"]]
+    assert [each["settings"] for each in cut] == [whole["settings"] | {CUT: size} for size in ("64", "512")]
+    assert all(each["tau"] >= 1 for each in cut)
     assert "not audited" in printed
     assert re.search(r"predicted within 10% of measured: \d of 2 rows; off by ", " ".join(printed.split()))
     assert "by cost, at the tau of the measured prompts: predicted within 10% of" in " ".join(printed.split())
@@ -75,6 +84,24 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     slower = best["measured"][2] < 1
     assert read_tuned(run / "drafter").values == ({} if slower else best["settings"])
     assert read_tuned(run / "drafter").plain is slower
+
+
+def test_sizes_of_a_draft_vocabulary_are_at_most_half_of_what_is_drafted(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(contenders, "_CUTS", (64, 128, 512, 1 << 20))
+    target, drafter = load_target(SHALLOW), run / "drafter"
+    recipe = load_recipe("medusa-tiny", [("data.limit_rows", "200")]).recipe
+    assert list(cuts(drafter, recipe, target)) == [64, 128, 512]
+    asked = recipe.model_copy(update={"drafter": DrafterConfig(draft_vocabulary=100)})
+    assert list(cuts(drafter, asked, target)) == []
+    gone = recipe.data.model_copy(update={"source": str(tmp_path / "gone.jsonl")})
+    assert list(cuts(drafter, recipe.model_copy(update={"data": gone}), target)) == []
+    assert "no draft vocabulary is tried for" in caplog.text
+    config = json.loads((drafter / "config.json").read_text())
+    config["draftsmith"]["settings"]["draft_vocabulary"] = 300
+    (drafter / "config.json").write_text(json.dumps(config))
+    assert list(cuts(drafter, recipe, target)) == [64, 128]
 
 
 @pytest.mark.slow

@@ -1,0 +1,87 @@
+"""Learning rates and sizes of the `-small` recipes, by short runs on the answers that `smollm2.py` collected.
+
+Each run is the recipe with one flag changed, as many steps long as all others, on the same rows in the same order;
+what is kept is acceptance on held-out rows at its end and a probe's tau. Runs that are finished stay, so the same
+command goes on where it was stopped. Read next: `smollm2.py`, whose folder this reads.
+
+    python benchmarks/small_rates.py --out smollm2 --families eagle3 mtp distill --factors 0.5 1 2 --steps 100 \\
+        --sizes "" "--drafter.hidden_share 0.5" --json docs/results/small-rates.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from draftsmith.benchmarks import smollm2
+from draftsmith.benchmarks.common.kept import file_name, is_finished
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import table_of
+from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.storage import json_lines
+
+HEADS = {
+    "recipe": "{recipe}",
+    "changed": "{changed}",
+    "learning rate": "{rate}",
+    "held-out alpha": "{alpha}",
+    "probe's tau": "{tau}",
+}
+FORMATS = {"rate": "g", "alpha": ".3f", "tau": ".2f"}
+PROBE = {"probe.prompts": 16, "probe.every_steps": ""}
+
+
+def main() -> None:
+    args = arguments()
+    rows = [one(args, *each) for each in product(args.families, args.sizes, args.factors)]
+    record = record_of(
+        argparse.Namespace(seeds=[0]),
+        title="Learning rates of the -small recipes",
+        target=target_weights(str(args.out / "target")),
+        drafters=[],
+        setup=f"{args.steps} steps of {args.row_tokens:,} tokens of the target's own answers; alpha over held-out "
+        f"rows, tau of {PROBE['probe.prompts']} held-out prompts. Rates are the recipe's times "
+        f"{', '.join(f'{factor:g}' for factor in args.factors)}.",
+        intervals="none: one seed",
+        tells_apart="what another seed changes, which was not measured here",
+        formats=FORMATS,
+        rows=rows,
+        tables={"small-rates": table_of(HEADS)},
+    )
+    print(printed(record))
+    finish(record, args.json)
+
+
+def one(args: argparse.Namespace, family: str, size: str, factor: float) -> dict[str, Any]:
+    """A row: a run of a family with its rate times a factor, trained where that is not done yet."""
+    rate = load_recipe(f"{family}-small").recipe.optimizer.lr * factor
+    run = args.out / "rates" / file_name(f"{family} {size} {factor:g} {args.steps}")
+    if not is_finished(run):
+        answers = args.out / "answers" / "answers.jsonl"
+        words = smollm2.training(family, args, answers, run, args.steps, {"optimizer.lr": rate, **PROBE})
+        if code := smollm2.finished(["-m", "draftsmith.launch.cli", *words, *shlex.split(size)]):
+            raise SystemExit(code)
+    last = {line["kind"]: line for line in json_lines(run / "metrics.jsonl")}
+    cells = {"alpha": last["validation"]["validation_alpha"], "tau": last["probe"]["tau"]}
+    return {"recipe": f"{family}-small", "changed": size or "-", "rate": rate, **cells}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("smollm2"), help="the folder of smollm2.py, with its target and answers")
+    add("--families", nargs="+", choices=smollm2.FAMILIES, default=["eagle3"], metavar="FAMILY")
+    add("--factors", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="times the recipe's learning rate")
+    add("--sizes", nargs="+", default=[""], help="flags of `train` for each size, in quotes")
+    add("--steps", type=int, default=100)
+    add("--json", type=Path)
+    ours = parser.parse_args()
+    return argparse.Namespace(**vars(smollm2.arguments(["--out", str(ours.out)])) | vars(ours))
+
+
+if __name__ == "__main__":
+    main()
