@@ -52,6 +52,9 @@ _SAME = {
 """What is computed with, as the file states it -> as the config names it: both have to say the same."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """How Llama 3.1 and later turn positions: a file holds the factors that follow (rope_freqs.weight), and not these."""
+_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+"""Gemma's models of 27 B, which a file tells by their layers alone: they scale queries by the width of a head that
+hidden size and heads would make, where transformers takes the 256 of the smaller ones."""
 
 
 def gguf_config(path: Path) -> Any:
@@ -87,6 +90,8 @@ def _config(path: Path, _changed: int, _size: int) -> Any:
     config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
     setattr(config, ORIGIN, file.origin())
     _set_positions(file, config)
+    if config.num_hidden_layers == _SCALED_BY_WIDTH.get(file.architecture):
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
     _check_same(file, config)
     return config
 

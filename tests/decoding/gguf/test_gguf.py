@@ -64,6 +64,13 @@ def test_tokenizer_template_and_ends_are_the_files(tmp_path: Path) -> None:
     assert ends_of(path, load_config(path)) == (own.convert_tokens_to_ids("<|im_end|>"),)
 
 
+@pytest.mark.parametrize(("layers", "scale"), [(62, 32), (48, 256)])
+def test_the_largest_gemma_scales_its_queries_otherwise(layers: int, scale: int, tmp_path: Path) -> None:
+    """A hidden size of 64 and two heads."""
+    write_gemma(tmp_path / "model.gguf", fields={"gemma3.block_count": layers})
+    assert load_config(str(tmp_path / "model.gguf")).query_pre_attn_scalar == scale
+
+
 def test_the_end_of_a_turn_by_its_name(tmp_path: Path) -> None:
     """A base model's file states its end alone."""
     write_gemma(tmp_path / "model.gguf")
