@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .errors import DraftsmithError as DraftsmithError
     from .errors import RequestError as RequestError
     from .eval.audit.audit import AuditReport as AuditReport
+    from .eval.audit.decoders import DecodeRequest as DecodeRequest
     from .eval.config import AuditConfig as AuditConfig
     from .eval.config import EvalConfig as EvalConfig
     from .eval.measure.arms import Arm as Arm
@@ -94,6 +95,7 @@ _HOMES = {
     "Decoded": "eval.notebook",
     "Measurement": "eval.notebook",
     "AuditReport": "eval.audit.audit",
+    "DecodeRequest": "eval.audit.decoders",
     "Interval": "eval.measure.metrics",
     "tau": "eval.measure.metrics",
     "Arm": "eval.measure.arms",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from .config import changed
 from .data.prompts import Prompt, render
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .decoding.proposal import Proposer
     from .decoding.rules.acceptance import Rule
     from .drafters.config import DrafterConfig
+    from .eval.audit.decoders import Decode
     from .eval.audit.toys import MakeToy
 
 Prompts = Sequence["str | Sequence[int] | Prompt"]
@@ -138,13 +139,14 @@ def autoregressive(
 
 def audit(
     target: Backbone,
-    drafter: Proposer,
+    drafter: Proposer | None,
     prompts: Prompts,
     config: AuditConfig | None = None,
     *,
     toy: MakeToy | None = None,
     plant: str | None = None,
     decoder: Literal["draftsmith", "hf"] = "draftsmith",
+    decode: Decode | None = None,
     rule: str | None = None,
     **changes: Any,
 ) -> AuditReport:
@@ -158,6 +160,9 @@ def audit(
         toy: your proposer over tables, from a target and drafts that are tables (`eval/audit/toy_models/table.py`).
         plant: a known bug to decode with: the audit then has to fail.
         decoder: `hf` audits transformers' own assisted generation.
+        decode: a decoder of yours, audited in place of ours: a function of prompts (lists of token ids) and a
+            `DecodeRequest` that returns the new token ids of each (docs/prove-your-engine.md). `drafter` is then the
+            draft model that it uses, which makes the tests sharper, or None.
         rule: an acceptance rule by name; of a lossy one the distance is measured.
         changes: fields of `config`, as `tokens=2_000`; the defaults take minutes.
 
@@ -165,12 +170,19 @@ def audit(
         `verdict`, the proofs, and what each would have seen; `text()` has all of it in words.
     """
     check_target(target)
-    check_drafter(drafter)
-    if decoder not in get_args(proofs.Decoder):
+    if decoder not in ("draftsmith", "hf"):
         raise RequestError(f"decoder is {decoder!r}; expected 'draftsmith' or 'hf'")
+    if decode is None or drafter is not None:
+        check_drafter(drafter)
+    if decode is not None and (not callable(decode) or decoder == "hf" or rule is not None):
+        raise RequestError(
+            f"decode is {decode!r:.80}, beside decoder {decoder!r} and rule {rule!r}; expected a function of prompts "
+            "and a DecodeRequest, which decides by itself what it accepts: leave the others out"
+        )
     settings = changed(config or AuditConfig(), changes)
     ids = ids_of(target, prompts)
-    return proofs.audit(target, drafter, ids, settings, plant=plant, decoder=decoder, rule=rule, toy=toy)
+    whose: proofs.Decoder = decoder if decode is None else "function"
+    return proofs.audit(target, drafter, ids, settings, plant=plant, decoder=whose, decode=decode, rule=rule, toy=toy)
 
 
 def measure(

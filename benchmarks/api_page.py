@@ -33,7 +33,7 @@ GROUPS = {
         *("Drafter", "Proposal", "DraftSampling", "Committed", "Uniforms"),
         *("Tree", "chain", "draw", "Warper", "Proposer"),
     ),
-    "Results": ("Decoded", "Measurement", "AuditReport", "Interval", "tau", "Generation"),
+    "Results": ("Decoded", "Measurement", "AuditReport", "DecodeRequest", "Interval", "tau", "Generation"),
     "Settings": ("DataConfig", "EvalConfig", "AuditConfig", "DrafterConfig", "load_recipe"),
     "Records": ("Family", "Form", "Method", "PassMemory"),
     "The rest": ("Backbone", "Arm", "evaluate", "DraftsmithError", "RequestError"),

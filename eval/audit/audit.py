@@ -9,12 +9,10 @@ The verdict is `lossless` only if all of them pass. docs/audit.md explains why t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 from weakref import ReferenceType, ref
-
-import torch
 
 from ...bars import live
 from ...decoding.backbone.backbone import Backbone
@@ -28,6 +26,7 @@ from ...errors import RequestError
 from ...storage.formats import AUDIT
 from ..config import AuditConfig
 from ..notebook import Shown
+from .decoders import Answers, Decode, Write, by_function, by_transformers
 from .enumeration import Enumeration, enumerate_decoding
 from .plants import PLANTS, Plant
 from .replay import Replay, replay
@@ -35,7 +34,7 @@ from .rosenblatt import Rosenblatt, judge, transforms
 from .scores import Scores, ScoreSums
 from .toys import MakeToy, Toy, kind_for
 
-Decoder = Literal["draftsmith", "hf"]
+Decoder = Literal["draftsmith", "hf", "function"]
 # chance that a correct decoder fails the audit, and what each test has of it (Holm 1979, weighted)
 FALSE_ALARM = 1e-3
 SHARES = {
@@ -46,10 +45,9 @@ SHARES = {
     "contexts of the real pair": 0.2,
     "near-ties of the greedy replay": 0.1,
 }
+_NAMED: dict[Decoder, str] = {"hf": "--decoder hf", "function": "decode"}
 _ENUMERATION_WARPER = Warper(temperature=0.7)
 Verdict = Literal["lossless", "NOT lossless", "lossy"]
-
-Answers = list[list[int]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,12 +158,13 @@ class AuditReport(Shown):
 
 def audit(
     target: Backbone,
-    drafter: Proposer,
+    drafter: Proposer | None,
     prompts: Sequence[Sequence[int]],
     config: AuditConfig,
     *,
     plant: str | None = None,
     decoder: Decoder = "draftsmith",
+    decode: Decode | None = None,
     rule: str | None = None,
     enumerated: Enumeration | None = None,
     toy: MakeToy | None = None,
@@ -173,9 +172,11 @@ def audit(
     """Run all proofs on a pair.
 
     Args:
+        drafter: beside `decode` the draft model that it uses, by which the tests are sharper; or None.
         prompts: token ids; they are used over and over until `config.tokens` are sampled.
         plant: a known bug of `plants.PLANTS` to decode with; the audit then has to fail.
-        decoder: `hf` audits transformers' own assisted generation instead of ours.
+        decoder: `hf` audits transformers' own assisted generation instead of ours, `function` goes with `decode`.
+        decode: a decoder of somebody else's, which is audited in place of ours.
         rule: an acceptance rule by name; with a lossy one the distance is measured.
         enumerated: what an audit of the same drafter on other prompts has enumerated, which knows no prompts.
         toy: makes the proposer over tables (`toys.py`), for a class of the caller's; without it the enumeration of
@@ -185,8 +186,12 @@ def audit(
     warper = Warper.of(config, config.temperature)
     counted = enumerated
     if decoder == "draftsmith" and counted is None:
+        assert drafter is not None  # as a decoder that is handed over is none of ours
         counted = _enumerated(target, drafter, bug, rule, config, toy)
-    write = _writer(target, drafter, config, bug, decoder, rule)
+    if decode is not None:
+        write = by_function(decode, target, config)
+    else:
+        write = _writer(target, drafter, config, bug, decoder, rule)
     asked, sampled = _sampled(prompts, config, write, warper)
     draft = drafter.backbone if isinstance(drafter, DraftModel) else None
     sums = ScoreSums(target.vocabulary)
@@ -197,9 +202,10 @@ def audit(
     some = list(prompts[: config.prompts])
     greedy = replay(target, some, write(some, list(range(len(some))), Warper(0.0)))
     failures = [] if is_lossy(rule) else failures_of(counted, judged, greedy, scores)
+    held = None if drafter is None else ref(drafter)
     verdict: Verdict = "NOT lossless" if failures else "lossy" if is_lossy(rule) else "lossless"
     return AuditReport(
-        verdict, decoder, rule, plant, config.temperature, counted, judged, scores, greedy, failures, ref(drafter)
+        verdict, decoder, rule, plant, config.temperature, counted, judged, scores, greedy, failures, held
     )
 
 
@@ -229,11 +235,13 @@ def _enumerated(
     )
 
 
-Write = Callable[[Sequence[Sequence[int]], list[int], Warper], Answers]
-
-
 def _writer(
-    target: Backbone, drafter: Proposer, config: AuditConfig, bug: Plant | None, decoder: Decoder, rule: str | None
+    target: Backbone,
+    drafter: Proposer | None,
+    config: AuditConfig,
+    bug: Plant | None,
+    decoder: Decoder,
+    rule: str | None,
 ) -> Write:
     """Decode a batch of requests with the decoder under audit."""
     if isinstance(drafter, Ensemble):
@@ -242,11 +250,11 @@ def _writer(
         if drafter.keeps_length:
             drafter.draft_length = config.draft_length
         if decoder == "hf":
-            draft = drafter
-            return lambda ids, numbers, warper: _hf(target, draft, ids, numbers, warper, config)
+            return by_transformers(target, drafter, config)
         if bug is not None:
             # a bug of trees is planted in the toy alone
             drafter = bug.on_pair(drafter) or drafter
+    assert drafter is not None
     own = drafter
 
     def write(ids: Sequence[Sequence[int]], numbers: list[int], warper: Warper) -> Answers:
@@ -289,41 +297,6 @@ def _sampled(
     return asked, answers
 
 
-def _hf(
-    target: Backbone,
-    drafter: DraftModel,
-    prompts: Sequence[Sequence[int]],
-    numbers: list[int],
-    warper: Warper,
-    config: AuditConfig,
-) -> Answers:
-    """transformers' `generate(assistant_model=...)`, one request at a time as it demands."""
-    assistant: Any = drafter.backbone.model
-    model: Any = target.model
-    assistant.generation_config.num_assistant_tokens = config.draft_length
-    assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    assistant.generation_config.assistant_confidence_threshold = 0.0
-    sampling: dict[str, Any] = {"do_sample": False}
-    if not warper.greedy:
-        own = {name: getattr(warper, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        sampling = {"do_sample": True, **own}
-    answers = []
-    for prompt, number in zip(prompts, numbers, strict=True):
-        torch.manual_seed(config.seed * 1_000_003 + number)
-        ids = torch.tensor([list(prompt)], device=target.device)
-        done = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            assistant_model=assistant,
-            max_new_tokens=config.max_new_tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-            **sampling,
-        )
-        answers.append(done[0, len(prompt) :].tolist())
-    return answers
-
-
 def level_of(test: str) -> float:
     """The level that one test is held to."""
     return FALSE_ALARM * SHARES[test]
@@ -361,15 +334,15 @@ def _detail(name: str, greedy: Replay | None, scores: Scores | None) -> str:
     return ""
 
 
-def _plant(name: str | None, decoder: Decoder, drafter: Proposer) -> Plant | None:
+def _plant(name: str | None, decoder: Decoder, drafter: Proposer | None) -> Plant | None:
     if decoder == "hf" and not isinstance(drafter, DraftModel):
         raise RequestError("--decoder hf needs a draft model; leave out --method")
     if name is None:
         return None
     if name not in PLANTS:
         raise RequestError(f"no bug is called {name!r}; known: {', '.join(PLANTS)}")
-    if decoder == "hf":
-        raise RequestError("--plant goes into our own decoder; leave out --decoder hf")
+    if decoder != "draftsmith":
+        raise RequestError(f"--plant goes into our own decoder; leave out {_NAMED[decoder]}")
     if not isinstance(drafter, DraftModel):
         raise RequestError("--plant goes into a draft model; leave out --method")
     return PLANTS[name]

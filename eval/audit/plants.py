@@ -17,7 +17,7 @@ from torch import Tensor
 from ...decoding.backbone.backbone import Backbone
 from ...decoding.proposal import DraftSampling, Proposal, Proposer
 from ...decoding.random import Uniforms
-from ...decoding.rules.acceptance import Outcome, Rule, accept_chain, residual, row_of
+from ...decoding.rules.acceptance import Outcome, Rule, accept_chain, chain_q, residual, row_of
 from ...decoding.rules.lossy import typical_acceptance
 from ...decoding.sampling import Warper, draw
 from ...decoding.tree.tree import Tree
@@ -133,6 +133,14 @@ def _residual_argmax(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uni
     return right._replace(extra_B=torch.where(full_B, right.extra_B, left_BV.argmax(-1)))
 
 
+def _ensemble(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
+    """Verifies by w p + (1 - w) q."""
+    p_BNV = warper(logits_BNV)
+    mixed_BNV = p_BNV.clone()
+    mixed_BNV[:, :-1] = _WEIGHT * p_BNV[:, :-1] + (1 - _WEIGHT) * chain_q(proposal)
+    return accept_chain(mixed_BNV.log(), proposal, Warper(1.0), uniforms)
+
+
 def _coins_per_path(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
     """Two paths of two nodes with a common first token, each with numbers of its own."""
     p_BNV = warper(logits_BNV)
@@ -178,6 +186,7 @@ def _make_reused_coins() -> Rule:
     return rule
 
 
+_WEIGHT = 0.7  # of the target, as transformers' assistant_ensemble_weight has it
 _FORK = Tree((-1, 0, 0, 1, 1, 2, 2))
 _TWO_PATHS = Tree((-1, 0, 1, 1))
 
@@ -194,6 +203,7 @@ PLANTS = {
     "reused-coins": Plant("the same coins in every step of a sequence", _make_reused_coins),
     "dropped-token": Plant("a drawn token left out because its own q is small", draft=_Doubtful),
     "typical-acceptance": Plant("Medusa's typical acceptance", lambda: typical_acceptance),
+    "ensemble-weight": Plant("drafts verified by a mixture of target and draft", lambda: _ensemble),
     "coins-per-path": Plant(
         "every path of a tree with coins of its own, then a fresh draw",
         lambda: _coins_per_path,

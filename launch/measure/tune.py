@@ -258,8 +258,8 @@ def run_tune(request: TuneRequest, pairs: Sequence[NamedFolders], console: Conso
     for line in surface_lines(surfaces):
         console.print(line, markup=False, soft_wrap=True)
     console.print(sentence(done, request.temperature, request.batch), markup=False, soft_wrap=True)
-    if (line := _precisions(first, target, done[0], profiled)) is not None:
-        console.print(line, markup=False, soft_wrap=True)
+    if (precisions := _precisions(first, target, done[0], profiled)) is not None:
+        console.print(precisions, markup=False, soft_wrap=True)
     return done
 
 
