@@ -274,9 +274,9 @@ def passes(of_seeds: Sequence[list[float] | None]) -> dict[str, float | None]:
 
 def speed_cells(shape: str, speeds: Sequence[Any]) -> dict[str, Any]:
     """The speed-up of one run with its interval; of several seeds, no more than their mean and range."""
-    if not speeds:
+    values = [value for (value, _, _), _ in speeds if value is not None]  # where all answers end at once there is none
+    if not values:
         return {f"speedup_{shape}": None, f"predicted_{shape}": None}
-    values = [value for (value, _, _), _ in speeds]
     known = [each for _, each in speeds if each is not None]  # without a step that counts there is none
     predicted = sum(known) / len(known) if known else None
     several = Figure(value=sum(values) / len(values), seeds=values)

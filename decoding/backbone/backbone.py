@@ -130,10 +130,11 @@ class Backbone:
 
         It uses the weight that the last forward read: laid out for few tokens, if stacked.
         """
+        head = self.model.get_output_embeddings()
+        hidden = hidden.to(head.weight.dtype)  # a drafter in training may be in fp32 where its target is not
         if self._stacked is not None and self._stacked.head_is_current:
             return self._stacked.head(hidden)
-        head = self.model.get_output_embeddings()
-        return kernels.linear(hidden.to(head.weight.dtype), head.weight, getattr(head, "bias", None))
+        return kernels.linear(hidden, head.weight, getattr(head, "bias", None))
 
     @cached_property
     def _can_stack(self) -> bool:

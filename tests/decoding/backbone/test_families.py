@@ -532,6 +532,9 @@ def test_the_lean_forward_in_bf16_is_the_models_own_to_the_bit(family: str, bias
     for got, expected in zip(prompt_and_tree(lean), prompt_and_tree(own), strict=True):
         assert torch.equal(got, expected)
     assert (lean._stacked is not None) == multiplies_bf16()
+    with torch.inference_mode():  # of a drafter that is in training, and in fp32
+        hidden_BNH = torch.randn(1, 2, 256)
+        assert torch.equal(lean.project(hidden_BNH), own.project(hidden_BNH))
 
 
 def prompt_and_tree(target: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
