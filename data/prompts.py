@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import DataError, RequestError
 from .config import DataConfig
+from .prompt_rows import Message, prompt_of
+from .prompt_rows import Prompt as Prompt  # for those who ask for prompts here
 from .rows.chats.spoken import Spoken, ids_of, message_of, prompt_behind, text_of
 from .rows.encode import beginning, plain_prompt
-from .rows.raw import BadRow, RawRow, Rejected, kind_of
+from .rows.raw import BadRow, RawRow, Rejected
 from .rows.readers import read_jsonl
-from .rows.shapes import (
-    chat_messages,
-    clean_text,
-    filled,
-    instruction_text,
-    shown_names,
-    system_text,
-    tools_of,
-    with_system,
-)
 from .rows.sources import stdlib_texts
 from .rows.templates import check_values, render_chat
 
@@ -37,49 +29,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SECOND = "stdlib-second"
 """Other stretches of the same held-out files as `stdlib`."""
-
-
-Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One request: the user's turns of a chat, or a text to continue (`chat` false)."""
-
-    id: str
-    category: str
-    turns: tuple[str, ...]
-    """The user's; of a chat that has more than these and a system text, `messages` has all."""
-    chat: bool
-    system: str | None = None
-    messages: tuple[Message | None, ...] = ()
-    """Every turn of a chat with tools, or with system turns in its middle, up to the last of a user or a tool; None
-    for an answer, which is the model's to give. Calls of tools stay as given, for their results follow."""
-    tools: list[Message] | None = None
-    template_values: Mapping[str, Any] | None = None
-    """Variables of the chat template (`data.template_values`)."""
-    template_date: str | None = None
-    """The day that its clock shows (`data.template_date`)."""
-
-    @property
-    def points(self) -> list[int]:
-        """The turns that are asked for, as indices of `messages`, or counted where that is empty."""
-        if not self.messages:
-            return list(range(len(self.turns)))
-        asked = [at for at, each in enumerate(self.messages) if at and (each is None or each["role"] == "assistant")]
-        return [*asked, len(self.messages)]
-
-    def before(self, turn: int, given: Sequence[Message] = ()) -> list[Message]:
-        """The messages in front of an asked turn, `given` being the answers to the turns asked before it."""
-        points = self.points
-        if self.messages:
-            answers = dict(zip(points, given, strict=False))
-            return [answers[at] if each is None else each for at, each in enumerate(self.messages[: points[turn]])]
-        made = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for at, text in enumerate(self.turns[: turn + 1]):
-            made.append({"role": "user", "content": text})
-            made += given[at : at + 1] if at < turn else []
-        return made
 
 
 def load_prompts(
@@ -273,75 +222,8 @@ def _judged(row: RawRow | Rejected) -> Prompt:
     if isinstance(row, Rejected):
         raise DataError(f"{row.file}:{row.line}: {row.reason}")
     try:
-        return _prompt(row.columns, str(row.line))
+        return prompt_of(row.columns, str(row.line))
     except BadRow as bad:
         raise DataError(f"{row.file}:{row.line}: {bad}") from bad
     except RecursionError as error:
         raise DataError(f"{row.file}:{row.line}: nested too deeply") from error
-
-
-def _prompt(row: Mapping[str, Any], number: str) -> Prompt:
-    """A row of any known shape, by its keys."""
-    category = clean_text(str(_given(row, "category", "subject") or "all"), "category")
-    given = _given(row, "question_id", "task_id", "id")
-    name = clean_text(str(number if given is None else given), "the prompt's name")
-    if "turns" in row:  # Spec-Bench, MT-Bench
-        return _simple(name, category, _turns(row["turns"]), row)
-    if "task_id" in row and "prompt" in row:  # HumanEval
-        return Prompt(name, "humaneval", (filled(row["prompt"], "prompt"),), chat=False)
-    for column in ("messages", "conversations", "prompt"):
-        if column in row and (column != "prompt" or isinstance(row["prompt"], list)):
-            return _chat(name, category, with_system(chat_messages(row[column], column), row), tools_of(row))
-    if "prompt" in row:
-        return _simple(name, category, (filled(row["prompt"], "prompt"),), row)
-    if "instruction" in row:
-        return _simple(name, category, (instruction_text(row),), row)
-    if "text" in row:
-        return Prompt(name, category, (filled(row["text"], "text"),), chat=False)
-    raise BadRow(
-        f"keys {shown_names(sorted(row))} are no prompt; expected turns, messages, conversations, "
-        "prompt, instruction or text"
-    )
-
-
-def _given(row: Mapping[str, Any], *names: str) -> Any:
-    """The first of these columns that holds something."""
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
-def _simple(name: str, category: str, turns: tuple[str, ...], row: Mapping[str, Any]) -> Prompt:
-    """The user's turns as texts, with a system text and tools of columns of their own."""
-    system, tools = system_text(row), tools_of(row)
-    messages: tuple[Message | None, ...] = ()
-    if tools is not None:
-        users = [{"role": "user", "content": turn} for turn in turns]
-        head = [] if system is None else [{"role": "system", "content": system}]
-        messages = (*head, *[each for user in users for each in (user, None)][:-1])
-    return Prompt(name, category, turns, chat=True, system=system, messages=messages, tools=tools)
-
-
-def _chat(name: str, category: str, messages: list[Message], tools: list[Message] | None) -> Prompt:
-    """The user's turns, the answers being the model's to give; with whatever else stands between them."""
-    while messages and messages[-1]["role"] == "assistant" and len(messages) > 1:
-        messages = messages[:-1]
-    turns = _turns([each["content"] for each in messages if each["role"] == "user"])
-    system = messages[0]["content"] if messages[0]["role"] == "system" else None
-    others = messages[1:] if system is not None else messages
-    if tools is None and all(map(_is_simple, others)) and others[0]["role"] == "user":
-        return Prompt(name, category, turns, chat=True, system=system or None)
-    kept = tuple(
-        None if at and each["role"] == "assistant" and not each.get("tool_calls") else each
-        for at, each in enumerate(messages)
-    )
-    return Prompt(name, category, turns, chat=True, system=system or None, messages=kept, tools=tools)
-
-
-def _is_simple(message: Message) -> bool:
-    """Whether a turn is a user's text or a model's answer."""
-    return message["role"] in ("user", "assistant") and not message.get("tool_calls")
-
-
-def _turns(turns: Any) -> tuple[str, ...]:
-    if not isinstance(turns, list) or not turns:
-        raise BadRow(f"turns is {'an empty list' if turns == [] else kind_of(turns)}; expected texts of the user")
-    return tuple(filled(turn, f"turns[{at}]") for at, turn in enumerate(turns))
