@@ -42,6 +42,10 @@ class Prompt:
     """Variables of the chat template (`data.template_values`)."""
     template_date: str | None = None
     """The day that its clock shows (`data.template_date`)."""
+    set: str | None = None
+    """The set it is of, where sets were named; None for a file by itself."""
+    stream: int | None = None
+    """Number of its random stream, the same in any selection; None: its place among what is decoded."""
 
     @property
     def points(self) -> list[int]:

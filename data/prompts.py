@@ -1,56 +1,82 @@
-"""Prompt sets: held-out library files, our JSONL shapes, Spec-Bench's and HumanEval's formats.
+"""Prompts of one or several sets, and how they become token ids.
 
-Read next: `eval/measure/evaluate.py`, which decodes them.
+Read next: `prompt_sets.py`, the sets; `eval/measure/evaluate.py`, which decodes them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import DataError, RequestError
 from .config import DataConfig
-from .prompt_rows import Message, prompt_of
+from .prompt_rows import Message
 from .prompt_rows import Prompt as Prompt  # for those who ask for prompts here
+from .prompt_sets import SECOND as SECOND
+from .prompt_sets import ChosenSet, chosen_sets, stream_of
 from .rows.chats.spoken import Spoken, ids_of, message_of, prompt_behind, text_of
 from .rows.encode import beginning, plain_prompt
-from .rows.raw import BadRow, RawRow, Rejected
-from .rows.readers import read_jsonl
-from .rows.sources import stdlib_texts
+from .rows.raw import BadRow
 from .rows.templates import check_values, render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
-SECOND = "stdlib-second"
-"""Other stretches of the same held-out files as `stdlib`."""
 
 
 def load_prompts(
     source: str, *, limit: int | None = None, seed: int = 0, data: DataConfig | None = None
 ) -> list[Prompt]:
-    """Prompts of a built-in set or of a JSONL file; `limit` takes an even spread, not the first ones.
+    """Prompts of a file, or of sets by name; `limit` takes an even spread of each set, not the first ones.
 
     Args:
+        source: a file, `stdlib`, or names of `prompt_sets.SETS` with commas between, each as NAME, NAME@REVISION or
+            NAME=FILE. Sets follow one another, each in its own order.
         data: whose variables and day chats are rendered with.
 
     Raises:
-        RequestError: no such file. DataError: a line is not a prompt; named by file and line.
+        RequestError: no such file or set. DataError: a line is not a prompt; named by file and line.
+        EnvironmentFailure: the hub cannot be asked for a set.
     """
-    prompts = list(_BUILT_IN[source].prompts()) if source in _BUILT_IN else _read(Path(source))
-    if not prompts:
-        raise DataError(f"{source}: holds no prompt")
+    asked = chosen_sets(source)
+    prompts = [each for one in asked for each in _taken(one, limit, seed, several=len(asked) > 1)]
     if data is not None and (data.template_values or data.template_date):
         values, day = data.template_values, data.template_date
         prompts = [replace(each, template_values=values, template_date=day) if each.chat else each for each in prompts]
-    if limit is None or limit >= len(prompts):
-        return prompts
-    return [prompts[(at * len(prompts) + seed) // limit % len(prompts)] for at in range(limit)]
+    return prompts
+
+
+def _taken(asked: ChosenSet, limit: int | None, seed: int, *, several: bool) -> list[Prompt]:
+    """The prompts of one set that are used; of a set by name as many as papers take, with streams of their own."""
+    prompts = asked.prompts()
+    if not several and asked.record is None:
+        return [prompts[at] for at in _spread(len(prompts), limit, seed)]
+    most = len(prompts) if asked.record is None else asked.record.prompts
+    taken = sorted(_spread(len(prompts), min(most, limit or most), seed))
+    return [
+        replace(
+            prompts[at],
+            set=asked.name,
+            stream=stream_of(asked.name, at),
+            category=_category(asked.name, prompts[at].category) if several else prompts[at].category,
+        )
+        for at in taken
+    ]
+
+
+def _category(name: str, category: str) -> str:
+    """A category among those of several sets."""
+    return name if category in ("all", name) else f"{name}/{category}"
+
+
+def _spread(count: int, limit: int | None, seed: int) -> list[int]:
+    if limit is None or limit >= count:
+        return list(range(count))
+    return [(at * count + seed) // limit % count for at in range(limit)]
 
 
 def render(
@@ -140,17 +166,13 @@ def fitting_ids(
         warn: log how many are left out; for one of several calls with the same prompts.
 
     Raises:
-        RequestError: none is left. DataError: as for `render`.
+        RequestError: none is left, of a set. DataError: as for `render`.
     """
     rendered = [(each, render(each, tokenizer, limit=longest)) for each in prompts]
-    lengths = [len(ids) for _, ids in rendered]
     kept = [(each, ids) for each, ids in rendered if len(ids) <= longest]
-    if not kept:
-        raise RequestError(
-            f"all {len(prompts)} prompts are longer than eval.prompt_tokens = {longest}: chats of "
-            f"{min(lengths)} to {max(lengths)} tokens, which are never cut; set "
-            f"--eval.prompt_tokens {max(lengths)}"
-        )
+    for name in dict.fromkeys(each.set for each in prompts):
+        _check_some(name, [len(ids) for each, ids in rendered if each.set == name], longest)
+    lengths = [len(ids) for _, ids in rendered]
     if warn and len(kept) < len(prompts):
         _log.warning(
             "%d of %d prompts are left out: chats longer than eval.prompt_tokens = %d; with "
@@ -161,6 +183,16 @@ def fitting_ids(
             max(lengths),
         )
     return kept
+
+
+def _check_some(name: str | None, lengths: Sequence[int], longest: int) -> None:
+    """Raise RequestError where no prompt of a set fits: a mean over sets would be one over the others."""
+    if min(lengths) > longest:
+        raise RequestError(
+            f"all {len(lengths)} prompts {f'of {name} ' if name else ''}are longer than eval.prompt_tokens = "
+            f"{longest}: chats of {min(lengths)} to {max(lengths)} tokens, which are never cut; set "
+            f"--eval.prompt_tokens {max(lengths)}{', or leave that set out' if name else ''}"
+        )
 
 
 def second_set(
@@ -187,43 +219,3 @@ def _asked(prompt: Prompt) -> tuple[str, ...]:
     return (
         (*prompt.turns, json.dumps([prompt.messages, prompt.tools], default=str)) if prompt.messages else prompt.turns
     )
-
-
-@dataclass(frozen=True)
-class _Stretches:
-    """Stretches of held-out library files, which end at some parts of a file's length."""
-
-    parts: tuple[int, ...]
-    of: int
-    shortest: int
-    """Characters of a file that has them all."""
-
-    def prompts(self) -> Iterator[Prompt]:
-        for module, text in stdlib_texts("prompts"):
-            for part in self.parts if len(text) >= self.shortest else ():
-                cut = text.rfind("\n", 0, len(text) * part // self.of) + 1
-                start = text.find("\n", max(0, cut - _STRETCH)) + 1
-                yield Prompt(f"{module}@{cut}", "code", (text[start:cut],), chat=False)
-
-
-_STRETCH = 1200  # characters
-# a sixth of the second one's files is longer than a stretch and its answer, so that it meets none of the first
-_BUILT_IN = {"stdlib": _Stretches((1, 2), 3, 2_000), SECOND: _Stretches((1, 3, 5), 6, 12_000)}
-
-
-def _read(path: Path) -> list[Prompt]:
-    if not path.is_file():
-        raise RequestError(f"there is no prompt file {path}; expected JSONL, {' or '.join(map(repr, _BUILT_IN))}")
-    with path.open("rb") as stream:
-        return [_judged(row) for row in read_jsonl(stream, str(path))]
-
-
-def _judged(row: RawRow | Rejected) -> Prompt:
-    if isinstance(row, Rejected):
-        raise DataError(f"{row.file}:{row.line}: {row.reason}")
-    try:
-        return prompt_of(row.columns, str(row.line))
-    except BadRow as bad:
-        raise DataError(f"{row.file}:{row.line}: {bad}") from bad
-    except RecursionError as error:
-        raise DataError(f"{row.file}:{row.line}: nested too deeply") from error
