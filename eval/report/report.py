@@ -28,6 +28,7 @@ from .pays import read_tuning, tuning_shown
 from .results import VERDICTS, read_results
 from .server import WAITS, notes, waiting_rows
 from .tables import (
+    MEAN,
     MISSING,
     accuracy,
     agreement_line,
@@ -142,6 +143,8 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
         "stand_ins": list({row["method"]: row for row in rows if stand_in(row)}.values()),
         "depths": max(len(row["n_alpha"]) for row in rows),
         "categories": [each["category"] for each in rows[0]["categories"]],
+        "sets": rows[0].get("sets", []),
+        "mean": MEAN,
         "samples": [{**each, "counts": _origins(each)} for each in rows[0]["sample"]],
         "plots": _plots(results, audit, curve),
         "marks": _MARKS,
