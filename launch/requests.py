@@ -263,6 +263,13 @@ class ReportRequest:
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, which holds eval/results.json, or an --out of `eval`."""
+    markdown: bool = False
+    """Write table.md too: the table that papers print, a row for each target, temperature and method, a column for
+    each prompt set and one for their mean."""
+    latex: bool = False
+    """Write that table as table.tex."""
+    beside: tuple[Path, ...] = ()
+    """Other runs on the same prompt sets, whose rows follow in that table."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ cannot be seen or would turn the reading direction is shown by its number.
 
 Its first lines say what pays, by how much, where it stops paying, and the verdict.
 
-Read next: `report.html.j2`, `plots.py`, `results.py`.
+Read next: `report.html.j2`, `plots.py`, `results.py`; `paper.py`, the tables that papers print.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write_report(run: Path) -> Path:
     Raises:
         RequestError: the run has not been evaluated, or by another version, or its results are damaged.
     """
-    folder = _results_in(run)
+    folder = results_in(run)
     results = read_results(folder / "results.json")
     audit, curve = _audit(folder / "audit.json"), _curve(run / "metrics.jsonl")
     tuning = read_tuning(folder / "tune.json")
@@ -102,7 +102,7 @@ def _pages(content: dict[str, Any]) -> dict[str, str]:
     return {name: environment.get_template(f"{name}.j2").render(content) + "\n" for name in names}
 
 
-def _results_in(run: Path) -> Path:
+def results_in(run: Path) -> Path:
     """The folder of a run's results, or of those that `eval --out` wrote."""
     folders = (run / "eval", run)
     for folder in folders:
