@@ -1,107 +1,82 @@
-"""Prompt sets: held-out library files, our JSONL shapes, Spec-Bench's and HumanEval's formats.
+"""Prompts of one or several sets, and how they become token ids.
 
-Read next: `eval/measure/evaluate.py`, which decodes them.
+Read next: `prompt_sets.py`, the sets; `eval/measure/evaluate.py`, which decodes them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..errors import DataError, RequestError
 from .config import DataConfig
+from .prompt_rows import Message
+from .prompt_rows import Prompt as Prompt  # for those who ask for prompts here
+from .prompt_sets import SECOND as SECOND
+from .prompt_sets import ChosenSet, chosen_sets, stream_of
 from .rows.chats.spoken import Spoken, ids_of, message_of, prompt_behind, text_of
 from .rows.encode import beginning, plain_prompt
-from .rows.raw import BadRow, RawRow, Rejected, kind_of
-from .rows.readers import read_jsonl
-from .rows.shapes import (
-    chat_messages,
-    clean_text,
-    filled,
-    instruction_text,
-    shown_names,
-    system_text,
-    tools_of,
-    with_system,
-)
-from .rows.sources import stdlib_texts
+from .rows.raw import BadRow
 from .rows.templates import check_values, render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
-SECOND = "stdlib-second"
-"""Other stretches of the same held-out files as `stdlib`."""
-
-
-Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One request: the user's turns of a chat, or a text to continue (`chat` false)."""
-
-    id: str
-    category: str
-    turns: tuple[str, ...]
-    """The user's; of a chat that has more than these and a system text, `messages` has all."""
-    chat: bool
-    system: str | None = None
-    messages: tuple[Message | None, ...] = ()
-    """Every turn of a chat with tools, or with system turns in its middle, up to the last of a user or a tool; None
-    for an answer, which is the model's to give. Calls of tools stay as given, for their results follow."""
-    tools: list[Message] | None = None
-    template_values: Mapping[str, Any] | None = None
-    """Variables of the chat template (`data.template_values`)."""
-    template_date: str | None = None
-    """The day that its clock shows (`data.template_date`)."""
-
-    @property
-    def points(self) -> list[int]:
-        """The turns that are asked for, as indices of `messages`, or counted where that is empty."""
-        if not self.messages:
-            return list(range(len(self.turns)))
-        asked = [at for at, each in enumerate(self.messages) if at and (each is None or each["role"] == "assistant")]
-        return [*asked, len(self.messages)]
-
-    def before(self, turn: int, given: Sequence[Message] = ()) -> list[Message]:
-        """The messages in front of an asked turn, `given` being the answers to the turns asked before it."""
-        points = self.points
-        if self.messages:
-            answers = dict(zip(points, given, strict=False))
-            return [answers[at] if each is None else each for at, each in enumerate(self.messages[: points[turn]])]
-        made = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for at, text in enumerate(self.turns[: turn + 1]):
-            made.append({"role": "user", "content": text})
-            made += given[at : at + 1] if at < turn else []
-        return made
 
 
 def load_prompts(
     source: str, *, limit: int | None = None, seed: int = 0, data: DataConfig | None = None
 ) -> list[Prompt]:
-    """Prompts of a built-in set or of a JSONL file; `limit` takes an even spread, not the first ones.
+    """Prompts of a file, or of sets by name; `limit` takes an even spread of each set, not the first ones.
 
     Args:
+        source: a file, `stdlib`, or names of `prompt_sets.SETS` with commas between, each as NAME, NAME@REVISION or
+            NAME=FILE. Sets follow one another, each in its own order.
         data: whose variables and day chats are rendered with.
 
     Raises:
-        RequestError: no such file. DataError: a line is not a prompt; named by file and line.
+        RequestError: no such file or set. DataError: a line is not a prompt; named by file and line.
+        EnvironmentFailure: the hub cannot be asked for a set.
     """
-    prompts = list(_BUILT_IN[source].prompts()) if source in _BUILT_IN else _read(Path(source))
-    if not prompts:
-        raise DataError(f"{source}: holds no prompt")
+    asked = chosen_sets(source)
+    prompts = [each for one in asked for each in _taken(one, limit, seed, several=len(asked) > 1)]
     if data is not None and (data.template_values or data.template_date):
         values, day = data.template_values, data.template_date
         prompts = [replace(each, template_values=values, template_date=day) if each.chat else each for each in prompts]
-    if limit is None or limit >= len(prompts):
-        return prompts
-    return [prompts[(at * len(prompts) + seed) // limit % len(prompts)] for at in range(limit)]
+    return prompts
+
+
+def _taken(asked: ChosenSet, limit: int | None, seed: int, *, several: bool) -> list[Prompt]:
+    """The prompts of one set that are used; of a set by name as many as papers take, with streams of their own."""
+    prompts = asked.prompts()
+    if not several and asked.record is None:
+        return [prompts[at] for at in _spread(len(prompts), limit, seed)]
+    most = len(prompts) if asked.record is None else asked.record.prompts
+    taken = sorted(_spread(len(prompts), min(most, limit or most), seed))
+    return [
+        replace(
+            prompts[at],
+            set=asked.name,
+            stream=stream_of(asked.name, at),
+            category=_category(asked.name, prompts[at].category) if several else prompts[at].category,
+        )
+        for at in taken
+    ]
+
+
+def _category(name: str, category: str) -> str:
+    """A category among those of several sets."""
+    return name if category in ("all", name) else f"{name}/{category}"
+
+
+def _spread(count: int, limit: int | None, seed: int) -> list[int]:
+    if limit is None or limit >= count:
+        return list(range(count))
+    return [(at * count + seed) // limit % count for at in range(limit)]
 
 
 def render(
@@ -191,17 +166,13 @@ def fitting_ids(
         warn: log how many are left out; for one of several calls with the same prompts.
 
     Raises:
-        RequestError: none is left. DataError: as for `render`.
+        RequestError: none is left, of a set. DataError: as for `render`.
     """
     rendered = [(each, render(each, tokenizer, limit=longest)) for each in prompts]
-    lengths = [len(ids) for _, ids in rendered]
     kept = [(each, ids) for each, ids in rendered if len(ids) <= longest]
-    if not kept:
-        raise RequestError(
-            f"all {len(prompts)} prompts are longer than eval.prompt_tokens = {longest}: chats of "
-            f"{min(lengths)} to {max(lengths)} tokens, which are never cut; set "
-            f"--eval.prompt_tokens {max(lengths)}"
-        )
+    for name in dict.fromkeys(each.set for each in prompts):
+        _check_some(name, [len(ids) for each, ids in rendered if each.set == name], longest)
+    lengths = [len(ids) for _, ids in rendered]
     if warn and len(kept) < len(prompts):
         _log.warning(
             "%d of %d prompts are left out: chats longer than eval.prompt_tokens = %d; with "
@@ -212,6 +183,16 @@ def fitting_ids(
             max(lengths),
         )
     return kept
+
+
+def _check_some(name: str | None, lengths: Sequence[int], longest: int) -> None:
+    """Raise RequestError where no prompt of a set fits: a mean over sets would be one over the others."""
+    if min(lengths) > longest:
+        raise RequestError(
+            f"all {len(lengths)} prompts {f'of {name} ' if name else ''}are longer than eval.prompt_tokens = "
+            f"{longest}: chats of {min(lengths)} to {max(lengths)} tokens, which are never cut; set "
+            f"--eval.prompt_tokens {max(lengths)}{', or leave that set out' if name else ''}"
+        )
 
 
 def second_set(
@@ -238,110 +219,3 @@ def _asked(prompt: Prompt) -> tuple[str, ...]:
     return (
         (*prompt.turns, json.dumps([prompt.messages, prompt.tools], default=str)) if prompt.messages else prompt.turns
     )
-
-
-@dataclass(frozen=True)
-class _Stretches:
-    """Stretches of held-out library files, which end at some parts of a file's length."""
-
-    parts: tuple[int, ...]
-    of: int
-    shortest: int
-    """Characters of a file that has them all."""
-
-    def prompts(self) -> Iterator[Prompt]:
-        for module, text in stdlib_texts("prompts"):
-            for part in self.parts if len(text) >= self.shortest else ():
-                cut = text.rfind("\n", 0, len(text) * part // self.of) + 1
-                start = text.find("\n", max(0, cut - _STRETCH)) + 1
-                yield Prompt(f"{module}@{cut}", "code", (text[start:cut],), chat=False)
-
-
-_STRETCH = 1200  # characters
-# a sixth of the second one's files is longer than a stretch and its answer, so that it meets none of the first
-_BUILT_IN = {"stdlib": _Stretches((1, 2), 3, 2_000), SECOND: _Stretches((1, 3, 5), 6, 12_000)}
-
-
-def _read(path: Path) -> list[Prompt]:
-    if not path.is_file():
-        raise RequestError(f"there is no prompt file {path}; expected JSONL, {' or '.join(map(repr, _BUILT_IN))}")
-    with path.open("rb") as stream:
-        return [_judged(row) for row in read_jsonl(stream, str(path))]
-
-
-def _judged(row: RawRow | Rejected) -> Prompt:
-    if isinstance(row, Rejected):
-        raise DataError(f"{row.file}:{row.line}: {row.reason}")
-    try:
-        return _prompt(row.columns, str(row.line))
-    except BadRow as bad:
-        raise DataError(f"{row.file}:{row.line}: {bad}") from bad
-    except RecursionError as error:
-        raise DataError(f"{row.file}:{row.line}: nested too deeply") from error
-
-
-def _prompt(row: Mapping[str, Any], number: str) -> Prompt:
-    """A row of any known shape, by its keys."""
-    category = clean_text(str(_given(row, "category", "subject") or "all"), "category")
-    given = _given(row, "question_id", "task_id", "id")
-    name = clean_text(str(number if given is None else given), "the prompt's name")
-    if "turns" in row:  # Spec-Bench, MT-Bench
-        return _simple(name, category, _turns(row["turns"]), row)
-    if "task_id" in row and "prompt" in row:  # HumanEval
-        return Prompt(name, "humaneval", (filled(row["prompt"], "prompt"),), chat=False)
-    for column in ("messages", "conversations", "prompt"):
-        if column in row and (column != "prompt" or isinstance(row["prompt"], list)):
-            return _chat(name, category, with_system(chat_messages(row[column], column), row), tools_of(row))
-    if "prompt" in row:
-        return _simple(name, category, (filled(row["prompt"], "prompt"),), row)
-    if "instruction" in row:
-        return _simple(name, category, (instruction_text(row),), row)
-    if "text" in row:
-        return Prompt(name, category, (filled(row["text"], "text"),), chat=False)
-    raise BadRow(
-        f"keys {shown_names(sorted(row))} are no prompt; expected turns, messages, conversations, "
-        "prompt, instruction or text"
-    )
-
-
-def _given(row: Mapping[str, Any], *names: str) -> Any:
-    """The first of these columns that holds something."""
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
-def _simple(name: str, category: str, turns: tuple[str, ...], row: Mapping[str, Any]) -> Prompt:
-    """The user's turns as texts, with a system text and tools of columns of their own."""
-    system, tools = system_text(row), tools_of(row)
-    messages: tuple[Message | None, ...] = ()
-    if tools is not None:
-        users = [{"role": "user", "content": turn} for turn in turns]
-        head = [] if system is None else [{"role": "system", "content": system}]
-        messages = (*head, *[each for user in users for each in (user, None)][:-1])
-    return Prompt(name, category, turns, chat=True, system=system, messages=messages, tools=tools)
-
-
-def _chat(name: str, category: str, messages: list[Message], tools: list[Message] | None) -> Prompt:
-    """The user's turns, the answers being the model's to give; with whatever else stands between them."""
-    while messages and messages[-1]["role"] == "assistant" and len(messages) > 1:
-        messages = messages[:-1]
-    turns = _turns([each["content"] for each in messages if each["role"] == "user"])
-    system = messages[0]["content"] if messages[0]["role"] == "system" else None
-    others = messages[1:] if system is not None else messages
-    if tools is None and all(map(_is_simple, others)) and others[0]["role"] == "user":
-        return Prompt(name, category, turns, chat=True, system=system or None)
-    kept = tuple(
-        None if at and each["role"] == "assistant" and not each.get("tool_calls") else each
-        for at, each in enumerate(messages)
-    )
-    return Prompt(name, category, turns, chat=True, system=system or None, messages=kept, tools=tools)
-
-
-def _is_simple(message: Message) -> bool:
-    """Whether a turn is a user's text or a model's answer."""
-    return message["role"] in ("user", "assistant") and not message.get("tool_calls")
-
-
-def _turns(turns: Any) -> tuple[str, ...]:
-    if not isinstance(turns, list) or not turns:
-        raise BadRow(f"turns is {'an empty list' if turns == [] else kind_of(turns)}; expected texts of the user")
-    return tuple(filled(turn, f"turns[{at}]") for at, turn in enumerate(turns))

@@ -27,12 +27,12 @@ class EvalConfig(Section):
     """How the trained drafter is measured."""
 
     prompts: str = "stdlib"
-    """`stdlib`, or a JSONL file of prompts in our shapes, Spec-Bench's or HumanEval's."""
+    """A file of prompts, `stdlib`, or sets by name with commas between: NAME, NAME@REVISION or NAME=FILE."""
     second_prompts: str | None = None
-    """Other prompts on which acceptance is measured too, to see whether it agrees: `stdlib-second`, or a JSONL
-    file. Tuning reads none of them."""
+    """Other prompts on which acceptance is measured too, to see whether it agrees: `stdlib-second`, a file
+    or sets by name. Tuning reads none of them."""
     limit: int | None = Field(24, ge=1)
-    """Prompts used; empty uses all."""
+    """Prompts used, of each set; empty uses all, of a set by name as many as papers take."""
     prompt_tokens: int = Field(128, ge=1)
     """Longest prompt; a longer text keeps its end, a longer chat is left out and counted."""
     max_new_tokens: int = Field(96, ge=2)

@@ -117,7 +117,7 @@ class EvalRequest(AtServer, Pair):
     """Measure acceptance and speed with the real decoder, or of a server, beside the audit's verdict."""
 
     prompts: str | None = None
-    """`stdlib` or a JSONL file; default: the recipe's."""
+    """A file, `stdlib`, or sets with commas between: NAME, NAME@REVISION, NAME=FILE; default: the recipe's."""
     out: Path | None = None
     """Folder for results.json; default RUN/eval, without RUN a folder eval-NAME here, of the
     drafter's or the methods' name."""
@@ -144,7 +144,7 @@ class AuditRequest(AtServer, Pair):
     decoder: Literal["draftsmith", "hf"] = "draftsmith"
     """`hf` audits transformers' own assisted generation."""
     prompts: str | None = None
-    """`stdlib` or a JSONL file; default: the recipe's."""
+    """A file, `stdlib`, or sets with commas between: NAME, NAME@REVISION, NAME=FILE; default: the recipe's."""
     out: Path | None = None
     """Folder for audit.json; default RUN/eval, without RUN a folder eval-NAME here, of the
     drafter's or the methods' name; of --survey the folder that you are in."""
@@ -193,9 +193,9 @@ class TuneRequest:
     chains: bool = False
     """Leave trees out: most serving engines draft chains alone."""
     prompts: str | None = None
-    """`stdlib` or a JSONL file; default: held-out rows of the training data."""
+    """A file, `stdlib`, or sets with commas between, as for `eval`; default: held-out rows of the training data."""
     limit: int | None = None
-    """Most prompts; a quarter of them is for the predictions; default: 32, or 8 batches."""
+    """Most prompts, of all sets together; a quarter of them is for the predictions; default: 32, or 8 batches."""
     best: int = 4
     """Settings that are measured, those that promise most."""
     surfaces: bool = True
@@ -263,6 +263,13 @@ class ReportRequest:
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, which holds eval/results.json, or an --out of `eval`."""
+    markdown: bool = False
+    """Write table.md too: the table that papers print, a row for each target, temperature and method, a column for
+    each prompt set and one for their mean."""
+    latex: bool = False
+    """Write that table as table.tex."""
+    beside: tuple[Path, ...] = ()
+    """Other runs on the same prompt sets, whose rows follow in that table."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from ..errors import DraftsmithError, RequestError
 from ..eval.measure.environment import environment
 from ..storage import is_first, writable_folder, write_text
 from . import requests
-from .check.early import check_audit, check_chat, check_tree, check_tune, named
+from .check.early import check_audit, check_chat, check_prompts, check_tree, check_tune, named
 from .check.server import check_server
 from .generate import generate
 from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
@@ -87,6 +87,7 @@ def _train(request: requests.TrainRequest, overrides: Values) -> None:
 
 
 def _eval(request: requests.EvalRequest, overrides: Values) -> None:
+    check_prompts(request.prompts)
     if (served := check_server(request, overrides)) is not None:
         from .measure.server import run_server_eval
 
@@ -99,6 +100,7 @@ def _eval(request: requests.EvalRequest, overrides: Values) -> None:
 
 
 def _audit(request: requests.AuditRequest, overrides: Values) -> None:
+    check_prompts(request.prompts)
     if (served := check_server(request, overrides)) is not None:
         from .measure.server import run_server_audit
 
@@ -119,6 +121,7 @@ def _tree(request: requests.TreeRequest, overrides: Values) -> str:
 
 
 def _tune(request: requests.TuneRequest, overrides: Values) -> None:
+    check_prompts(request.prompts)
     pairs = check_tune(request, overrides)
     from .measure.tune import run_tune
 
@@ -159,9 +162,16 @@ def _derive(request: requests.DeriveRequest) -> str:
 
 def _report(request: requests.ReportRequest) -> str:
     writable_folder(request.run_folder)
+    if request.beside and not (request.markdown or request.latex):
+        raise RequestError("--beside names rows of a table, and no table is asked for; add --markdown or --latex")
     from ..eval.report.report import write_report
 
-    return f"report: {write_report(request.run_folder)}"
+    page, made = write_report(request.run_folder), list[Path]()
+    if request.markdown or request.latex:
+        from ..eval.report.paper import write_tables
+
+        made = write_tables(request.run_folder, request.beside, markdown=request.markdown, latex=request.latex)
+    return "\n".join([f"report: {page}", *(f"table: {path}" for path in made)])
 
 
 def _export(request: requests.ExportRequest) -> str:

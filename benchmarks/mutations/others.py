@@ -83,8 +83,8 @@ MUTATIONS = (
         "E01",
         "eval/measure/metrics.py",
         "the bootstrap draws numerators and denominators apart",
-        "            paired=True,\n",
-        "            paired=False,\n",
+        "statistic, paired=True,",
+        "statistic, paired=False,",
         (METRICS + "test_the_interval_is_as_wide_as_the_error_and_as_steady_as_its_resamples",),
     ),
     Mutation(
@@ -117,8 +117,8 @@ MUTATIONS = (
         "E03b",
         "eval/measure/rounds.py",
         "speed-up: answers of unlike length are compared by their seconds",
-        "ratio(base_G * tokens_G / base_tokens_G, own_G, seed=seed, **how)",
-        "ratio(base_G, own_G, seed=seed)",
+        "return base_G * tokens_G / base_tokens_G, own_G",
+        "return base_G, own_G",
         (ROUNDS + "test_a_speed_up_is_per_token",),
     ),
     Mutation(
@@ -189,8 +189,8 @@ MUTATIONS = (
         "I4",
         "eval/measure/metrics.py",
         "intervals of 30 resamples",
-        "            n_resamples=resamples,\n",
-        "            n_resamples=30,\n",
+        "n_resamples=resamples, confidence_level=level",
+        "n_resamples=30, confidence_level=level",
         (METRICS + "test_the_interval_is_as_wide_as_the_error_and_as_steady_as_its_resamples",),
     ),
 )

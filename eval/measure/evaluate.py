@@ -22,9 +22,10 @@ from ..config import EvalConfig
 from ..report.pieces import pieces_of
 from ..report.results import SCHEMA_VERSION
 from .arms import Arm, check_answer_length
+from .by_set import set_fields
 from .environment import environment, target_hash
-from .metrics import Acceptance, acceptance, degeneracy
-from .requests import Request
+from .metrics import acceptance, acceptance_fields, degeneracy
+from .requests import Request, in_turn
 from .rounds import AllRounds, decode, speed_fields
 from .speed import Costs, bytes_of, experts_read, measure_costs
 
@@ -149,6 +150,7 @@ def _row(
         "flagged": text.flagged,
         "differing_rows": run.differing if temperature == 0 else None,
         "categories": _categories(requests, run, config.seed, arm.verdict),
+        **set_fields(requests, run, config, arm.verdict),
         "sample": _sample(target, requests, run),
     }
 
@@ -158,20 +160,6 @@ def _step_cost(arm: Arm, run: AllRounds, costs: Costs, steps: float) -> float:
     if arm.backbone is not None and costs.c is not None:
         return costs.c
     return run.proposing_cost / steps
-
-
-def acceptance_fields(measured: Acceptance) -> dict[str, Any]:
-    """The measures of acceptance under their names in `results.json`."""
-    return {
-        "tau": measured.tau.to_list(),
-        "tau_macro": measured.tau_macro.to_list(),
-        "alpha": measured.alpha.to_list(),
-        "alpha_hat": measured.alpha_hat.to_list(),
-        "n_alpha": [each.to_list() for each in measured.n_alpha],
-        "n_alpha_counts": measured.n_alpha_counts,
-        "steps": measured.steps,
-        "truncated_steps": measured.truncated_steps,
-    }
 
 
 def _categories(requests: Sequence[Request], run: AllRounds, seed: int, verdict: str) -> list[dict[str, Any]]:
@@ -187,7 +175,7 @@ def _sweep(
     target: Backbone, arm: Arm, requests: Sequence[Request], config: EvalConfig, costs: Costs
 ) -> list[dict[str, Any]]:
     """Acceptance, cost and speed against the draft length, greedy."""
-    some = requests[: config.sweep_prompts]
+    some = in_turn(requests)[: config.sweep_prompts]
     runs = decode(target, [(arm, length) for length in config.sweep], some, config, 0.0)
     rows = []
     for length, run in zip(config.sweep, runs, strict=True):

@@ -9,7 +9,7 @@ its tau means nothing.
 
 Read next: `evaluate.py`.
 
-Shapes: R requests, T steps, B rows, D depths.
+Shapes: R requests, T steps, B rows (of a bootstrap: draws), D depths, S sets.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,20 @@ def acceptance(counts: Sequence[Counts], *, seed: int = 0) -> Acceptance:
     )
 
 
+def acceptance_fields(measured: Acceptance) -> dict[str, Any]:
+    """The measures of acceptance under their names in `results.json`."""
+    return {
+        "tau": measured.tau.to_list(),
+        "tau_macro": measured.tau_macro.to_list(),
+        "alpha": measured.alpha.to_list(),
+        "alpha_hat": measured.alpha_hat.to_list(),
+        "n_alpha": [each.to_list() for each in measured.n_alpha],
+        "n_alpha_counts": measured.n_alpha_counts,
+        "steps": measured.steps,
+        "truncated_steps": measured.truncated_steps,
+    }
+
+
 def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
     """sum(top) / sum(bottom) with the percentile bootstrap over requests (Efron 1979), at a confidence `level`."""
     total = bottom_R.sum() if len(bottom_R) else 0.0
@@ -125,6 +140,34 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
     value = float(top_R.sum() / total)
     if len(top_R) < 2:
         return Interval(value, float("nan"), float("nan"))
+    rng = np.random.default_rng(seed)
+    bounds = _resampled(top_R, bottom_R, rng, n_resamples=resamples, confidence_level=level).confidence_interval
+    return Interval(value, float(bounds.low), float(bounds.high))
+
+
+def mean_of_ratios(sets: Sequence[tuple[Floats, Floats]], *, seed: int = 0, resamples: int = 2000) -> Interval:
+    """The mean over sets of sum(top) / sum(bottom), each counting alike, with its 95 % interval.
+
+    Requests are resampled within their set (Efron and Tibshirani 1993, stratified), for the sets are fixed: an
+    interval says nothing of other sets. None where a set's ratio is not known.
+    """
+    if not all(bottom_R.sum() for _, bottom_R in sets):
+        return Interval(float("nan"), float("nan"), float("nan"))
+    value = float(np.mean([top_R.sum() / bottom_R.sum() for top_R, bottom_R in sets]))
+    if any(len(top_R) < 2 for top_R, _ in sets):
+        return Interval(value, float("nan"), float("nan"))
+    # streams of their own, or sets of one size would be resampled alike
+    streams = np.random.default_rng(seed).spawn(len(sets))
+    drawn_SB = [
+        _resampled(top_R, bottom_R, rng, n_resamples=resamples).bootstrap_distribution
+        for (top_R, bottom_R), rng in zip(sets, streams, strict=True)
+    ]
+    low, high = np.percentile(np.mean(drawn_SB, axis=0), [2.5, 97.5])
+    return Interval(value, float(low), float(high))
+
+
+def _resampled(top_R: Floats, bottom_R: Floats, rng: np.random.Generator, **how: Any) -> Any:
+    """The bootstrap of sum(top) / sum(bottom) over requests."""
 
     def statistic(top: Floats, bottom: Floats, axis: int = -1) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -132,16 +175,7 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        bounds = stats.bootstrap(
-            (top_R, bottom_R),
-            statistic,
-            paired=True,
-            method="percentile",
-            n_resamples=resamples,
-            confidence_level=level,
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-    return Interval(value, float(bounds.low), float(bounds.high))
+        return stats.bootstrap((top_R, bottom_R), statistic, paired=True, method="percentile", rng=rng, **how)
 
 
 LOOP_LIMIT = 0.5

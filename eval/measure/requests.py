@@ -6,8 +6,10 @@ them; `evaluate.py`, which decodes them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from ...data.prompts import Prompt, fitting_ids, render
 from ...data.rows.chats.spoken import Spoken
@@ -47,13 +49,39 @@ def make_requests(
                 ids = render(prompt, target.tokenizer, answers=answers, limit=config.prompt_tokens)
             if len(ids) > config.prompt_tokens:
                 break  # later turns hold this one
-            requests.append(Request(prompt, ids, len(requests), turn))
+            number = len(requests) if prompt.stream is None else prompt.stream + turn
+            requests.append(Request(prompt, ids, number, turn))
     return requests
 
 
+def sets_of(requests: Sequence[Request]) -> list[str]:
+    """The sets that the prompts are of, in order, where there are several."""
+    names = list(dict.fromkeys(each.prompt.set for each in requests))
+    return [name for name in names if name is not None] if len(names) > 1 else []
+
+
+def batches(requests: Sequence[Request], size: int) -> list[list[Request]]:
+    """What is decoded together: at most `size` neighbours of one set."""
+    groups = [list(group) for _, group in groupby(requests, lambda each: each.prompt.set)]
+    return [group[at : at + size] for group in groups for at in range(0, len(group), size)]
+
+
+def in_turn(requests: Sequence[Request]) -> list[Request]:
+    """One of every set in turn, where the first ones are to stand for all; mixed, they are of no set any more."""
+    if not sets_of(requests):
+        return list(requests)
+    seen: Counter[str | None] = Counter()
+    ranks = []
+    for each in requests:
+        ranks.append(seen[each.prompt.set])
+        seen[each.prompt.set] += 1
+    mixed = [requests[at] for at in sorted(range(len(requests)), key=ranks.__getitem__)]
+    return [replace(each, prompt=replace(each.prompt, set=None)) for each in mixed]
+
+
 def first_turns(requests: Sequence[Request]) -> list[list[int]]:
-    """Token ids of the first turn of every prompt: what the audit decodes."""
-    return [each.ids for each in requests if each.turn == 0]
+    """Token ids of the first turn of every prompt, of every set in turn: what the audit decodes."""
+    return [each.ids for each in in_turn(requests) if each.turn == 0]
 
 
 def _answer(target: Backbone, ids: list[int], config: EvalConfig) -> Spoken:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ...decoding.sampling import Warper
 from ..config import EvalConfig
 from .arms import Arm
 from .metrics import Counts, Floats, Interval, counts_of, ratio
-from .requests import Request
+from .requests import Request, batches
 from .timing import nothing_to_collect
 
 
@@ -117,10 +118,9 @@ def _decode_in_turn(
     config: EvalConfig,
     warper: Warper,
 ) -> None:
-    starts = range(0, len(requests), config.batch)
-    line = live(f"measuring, T = {warper.temperature:g}", len(starts), " batches")
-    for at in starts:
-        part = requests[at : at + config.batch]
+    parts = batches(requests, config.batch)
+    line = live(f"measuring, T = {warper.temperature:g}", len(parts), " batches")
+    for part in parts:
         common: dict[str, Any] = {
             "warper": warper,
             "max_new_tokens": config.max_new_tokens,
@@ -167,8 +167,27 @@ def speed_fields(run: AllRounds, seed: int) -> dict[str, Any]:
 
 def speed_interval(run: AllRounds, seed: int, **how: Any) -> Interval:
     """Seconds per token of plain decoding over seconds per token of ours, resampled by batch; `how` as of `ratio`."""
+    return ratio(*speed_pair(run), seed=seed, **how)
+
+
+def speed_pair(run: AllRounds) -> tuple[Floats, Floats]:
+    """Of each batch the seconds that plain decoding takes for as many tokens as we wrote, and ours."""
     own_G, base_G, tokens_G, base_tokens_G = _timed(run)
-    return ratio(base_G * tokens_G / base_tokens_G, own_G, seed=seed, **how)
+    return base_G * tokens_G / base_tokens_G, own_G
+
+
+def of_set(run: AllRounds, requests: Sequence[Request], size: int, name: str) -> AllRounds:
+    """What the requests of one set gave, of a run of all in batches of `size`."""
+    mine_R = [each.prompt.set == name for each in requests]
+    mine_G = [part[0].prompt.set == name for part in batches(requests, size)]
+    return AllRounds(
+        counts=list(compress(run.counts, mine_R)),
+        baseline_texts=list(compress(run.baseline_texts, mine_R)),
+        seconds_G=list(compress(run.seconds_G, mine_G)),
+        baseline_seconds_G=list(compress(run.baseline_seconds_G, mine_G)),
+        tokens_G=list(compress(run.tokens_G, mine_G)),
+        baseline_tokens_G=list(compress(run.baseline_tokens_G, mine_G)),
+    )
 
 
 def _timed(run: AllRounds) -> tuple[Floats, Floats, Floats, Floats]:

@@ -5,7 +5,7 @@ cannot be seen or would turn the reading direction is shown by its number.
 
 Its first lines say what pays, by how much, where it stops paying, and the verdict.
 
-Read next: `report.html.j2`, `plots.py`, `results.py`.
+Read next: `report.html.j2`, `plots.py`, `results.py`; `paper.py`, the tables that papers print.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .pays import read_tuning, tuning_shown
 from .results import VERDICTS, read_results
 from .server import WAITS, notes, waiting_rows
 from .tables import (
+    MEAN,
     MISSING,
     accuracy,
     agreement_line,
@@ -62,7 +63,7 @@ def write_report(run: Path) -> Path:
     Raises:
         RequestError: the run has not been evaluated, or by another version, or its results are damaged.
     """
-    folder = _results_in(run)
+    folder = results_in(run)
     results = read_results(folder / "results.json")
     audit, curve = _audit(folder / "audit.json"), _curve(run / "metrics.jsonl")
     tuning = read_tuning(folder / "tune.json")
@@ -101,7 +102,7 @@ def _pages(content: dict[str, Any]) -> dict[str, str]:
     return {name: environment.get_template(f"{name}.j2").render(content) + "\n" for name in names}
 
 
-def _results_in(run: Path) -> Path:
+def results_in(run: Path) -> Path:
     """The folder of a run's results, or of those that `eval --out` wrote."""
     folders = (run / "eval", run)
     for folder in folders:
@@ -142,6 +143,8 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
         "stand_ins": list({row["method"]: row for row in rows if stand_in(row)}.values()),
         "depths": max(len(row["n_alpha"]) for row in rows),
         "categories": [each["category"] for each in rows[0]["categories"]],
+        "sets": rows[0].get("sets", []),
+        "mean": MEAN,
         "samples": [{**each, "counts": _origins(each)} for each in rows[0]["sample"]],
         "plots": _plots(results, audit, curve),
         "marks": _MARKS,

@@ -65,8 +65,9 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def _with_acceptance(results: dict[str, Any]) -> list[dict[str, Any]]:
     rows = results["rows"]
-    parts = [each for row in rows for each in row["categories"]]
-    found = [*rows, *parts, *results["sweep"], *results.get("second", [])]
+    parts = [each for row in rows for each in (*row["categories"], *row.get("sets", []))]
+    means = [row["over_sets"] for row in rows if "sets" in row]
+    found = [*rows, *parts, *means, *results["sweep"], *results.get("second", [])]
     if not rows or not all(isinstance(each, dict) for each in found):
         raise TypeError("expected rows that are tables")
     return found

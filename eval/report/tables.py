@@ -17,10 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 MISSING = "-"
+MEAN = "mean over sets"
 DEGENERATE = "do not believe tau"
 NEAR = 0.1
 """How far a prediction of speed may be off, as a share of what was measured."""
-_LEFT_ALIGNED = ("method", "audit")
+_LEFT_ALIGNED = ("method", "audit", "set")
 _DEPTHS = 6  # of the table by depth: more do not fit the line
 _NAME = 12  # columns that a method's name keeps when the line is full
 _COLOURS = {"lossless": "green", "NOT lossless": "bold red", "not audited": "yellow", "lossy": "yellow"}
@@ -47,6 +48,9 @@ def show(results: dict[str, Any], console: Console) -> None:
     for line in cost_lines(results["target"]):
         console.print(Text(line))
     console.print()
+    if "sets" in results["rows"][0]:
+        console.print(sets_table(results["rows"]), crop=False)
+        console.print()
     second = results.get("second")
     if second:
         console.print(second_table(second), crop=False)
@@ -145,6 +149,18 @@ def _over(predicted: float | None, measured: float | None) -> float | None:
     if predicted is None or not measured or math.isnan(predicted) or math.isnan(measured):
         return None
     return predicted / measured
+
+
+def sets_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Each prompt set by itself, and the mean over them."""
+    cells: list[tuple[str | Text, ...]] = []
+    for row in rows:
+        for each in (*row["sets"], {"set": MEAN, "requests": row["requests"], "flagged": False, **row["over_sets"]}):
+            tau = f"{'! ' if each['flagged'] else ''}{interval(each['tau'])}"
+            cells.append((*_who(row), Text(each["set"]), str(each["requests"]), tau, interval(each["speedup"])))
+    verdicts = ", ".join(sorted({verdict_of(row) for row in rows}))
+    columns = (("method", ""), ("T", ""), ("set", ""), ("turns", ""), ("tau", "tokens/call"), ("speed-up", "times"))
+    return plain_table(f"By prompt set (audit: {verdicts})", columns, cells)
 
 
 def sweep_table(sweep: Sequence[dict[str, Any]]) -> Table:

@@ -19,8 +19,7 @@ from ...data.prompts import Prompt
 from ...drafters.tuned_file import Promise
 from ..config import EvalConfig
 from ..measure.arms import NOT_AUDITED
-from ..measure.evaluate import acceptance_fields
-from ..measure.metrics import Acceptance, Counts, Floats, Interval, acceptance, degeneracy, ratio
+from ..measure.metrics import Acceptance, Counts, Floats, Interval, acceptance, acceptance_fields, degeneracy, ratio
 from ..measure.rounds import AllRounds, speed_interval
 from .counters import ServerCounters, within
 from .exchange import Exchange

@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 
 from ...config import LEAST_TEMPERATURE, is_temperature
+from ...data.prompt_sets import chosen_sets
 from ...drafters.config import DrafterConfig
 from ...drafters.families import FAMILIES
 from ...drafters.hub import drafter_folder, is_fetched, shown
@@ -241,7 +242,7 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
     run, *others = request.runs or (None,)
     beside = [*split_methods(request.method), *([TRAINED] if others else [])]
     first = named(Pair(run, request.target, request.drafter, request.method), overrides, beside=beside)
-    if request.prompts is not None and request.prompts == first.recipe.eval.second_prompts:
+    if request.prompts is not None and _words(request.prompts) & _words(first.recipe.eval.second_prompts or ""):
         raise RequestError(
             f"--prompts {request.prompts} are eval.second_prompts, which tell whether a setting holds on prompts that "
             "nothing was chosen on; name others"
@@ -270,6 +271,16 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
         if not is_fetched(folder):
             writable_folder(folder)
     return pairs
+
+
+def _words(prompts: str) -> set[str]:
+    return {word.strip() for word in prompts.split(",") if word.strip()}
+
+
+def check_prompts(words: str | None) -> None:
+    """Raise RequestError for --prompts that name no set and no file."""
+    if words is not None:
+        chosen_sets(words)
 
 
 def _check_not_chosen(overrides: Sequence[tuple[str, str]]) -> None:

@@ -14,6 +14,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...data.prompt_sets import chosen_sets
 from ...data.prompts import Prompt
 from ...data.rows.prepare import prepare
 from ...decoding.backbone.backbone import Backbone
@@ -25,7 +26,7 @@ from ...errors import DataError, RequestError
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import environment, target_hash
-from ...eval.measure.requests import Request, make_requests
+from ...eval.measure.requests import Request, in_turn, make_requests
 from ...eval.report.pays import in_words
 from ...eval.report.tables import accuracy, interval, number, off, plain_table
 from ...eval.tune.precision import compared
@@ -289,13 +290,14 @@ def _config(request: TuneRequest, recipe: Recipe) -> EvalConfig:
     limit = request.limit or max(32, 2 * _PROFILED * request.batch)
     update: dict[str, Any] = {"batch": request.batch, "repeats": 1, "limit": limit}
     if request.prompts is not None:
-        update["prompts"] = request.prompts
+        # of several sets each gives its part
+        update |= {"prompts": request.prompts, "limit": -(-limit // len(chosen_sets(request.prompts)))}
     return recipe.eval.model_copy(update=update)
 
 
 def _requests(request: TuneRequest, recipe: Recipe, target: Backbone, config: EvalConfig) -> list[Request]:
     if request.prompts is not None:
-        return make_requests(target, prompts_of(config, recipe.data), config, later_turns=False)
+        return in_turn(make_requests(target, prompts_of(config, recipe.data), config, later_turns=False))
     prompts = held_out_prompts(recipe, target.tokenizer, config.limit or 0)
     return [Request(Prompt(str(n), "all", (), chat=False), ids, n) for n, ids in enumerate(prompts)]
 

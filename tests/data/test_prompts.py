@@ -37,6 +37,23 @@ ROWS = [
     ({"prompt": "a", "category": "qa"}, Prompt("1", "qa", ("a",), chat=True)),
     ({"instruction": "a", "input": "b"}, Prompt("1", "all", ("a\nb",), chat=True)),
     ({"text": "a"}, Prompt("1", "all", ("a",), chat=False)),
+    # as the sets that papers report come from their hubs
+    ({"prompt": ["a", "b"], "prompt_id": 7, "category": "qa"}, Prompt("1", "qa", ("a", "b"), chat=True)),
+    ({"question": "a", "answer": "#### 1"}, Prompt("1", "all", ("a",), chat=True)),
+    ({"question": "a", "answer": ["b"], "text": None}, Prompt("1", "all", ("a",), chat=True)),
+    ({"problem": "a", "subject": "Algebra", "unique_id": "t/1"}, Prompt("1", "Algebra", ("a",), chat=True)),
+    ({"ID": "2024-I-1", "Problem": "a", "Answer": 1}, Prompt("1", "all", ("a",), chat=True)),
+    ({"task_id": 11, "prompt": "a", "code": "b", "test_list": ["c"]}, Prompt("11", "all", ("a",), chat=True)),
+    ({"task_id": 11, "text": "a", "code": "b", "test_list": ["c"]}, Prompt("11", "all", ("a",), chat=True)),
+    ({"instruction": "a", "input": "", "output": "b", "text": "a b"}, Prompt("1", "all", ("a",), chat=True)),
+    (
+        {"question_id": "x_a", "question_title": "t", "question_content": "a", "starter_code": "b"},
+        Prompt("x_a", "all", ("a",), chat=True),
+    ),
+    (
+        {"id": "f0", "article": "a", "highlights": "b"},
+        Prompt("f0", "all", ("Summarize the following article.\n\na",), chat=True),
+    ),
 ]
 
 
@@ -90,6 +107,12 @@ def test_formats(row: dict, expected: Prompt, tmp_path: Path) -> None:
         ('{"a": 1}', "no prompt"),
         ("3", "a number"),
         ('{"prompt": " "}', "prompt is empty"),
+        ('{"prompt": ["a", 3]}', r"prompt\[0\] is text; expected an object"),
+        ('{"prompt": ["a", " "]}', r"prompt\[1\] is empty"),
+        ('{"question": "a", "problem": "b"}', "question and problem may each be the prompt; expected one of them"),
+        ('{"text": "a", "question": "b"}', "text and question may each be the prompt"),
+        ('{"question": "a", "article": "b"}', "question and article may each be the prompt"),
+        ('{"problem": null}', "problem is null; expected text"),
         ("", "holds no prompt"),
     ],
 )

@@ -101,7 +101,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._route(path.strip("/").split("/"), body)
 
     def _route(self, parts: list[str], body: bytes) -> None:
-        if parts[0] == "upload":
+        if parts[0] == "datasets":  # data sets under names of their own
+            self._route(parts[1:], body)
+        elif parts[0] == "upload":
             self.server.objects[parts[1]] = body
             self._json({})
         elif parts == ["api", "validate-yaml"]:

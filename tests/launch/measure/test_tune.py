@@ -8,8 +8,12 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from draftsmith.data.prompt_sets import stream_of
+from draftsmith.decoding.backbone.hub import load_tokenizer
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.families import FAMILIES
@@ -23,9 +27,9 @@ from draftsmith.launch.check.early import named
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure import contenders
 from draftsmith.launch.measure.contenders import _that_fits, contenders_of, cuts
-from draftsmith.launch.measure.tune import accuracy_lines, best_of, sentence
+from draftsmith.launch.measure.tune import _config, _requests, accuracy_lines, best_of, sentence
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.launch.requests import Pair
+from draftsmith.launch.requests import Pair, TuneRequest
 from draftsmith.trainers.teacher.frozen import saver
 from helpers.models.shallow_target import SHALLOW
 
@@ -138,6 +142,31 @@ def test_the_second_set_is_not_tuned_on(run: Path, capfd: pytest.CaptureFixture[
     second = ["--eval.second_prompts", "stdlib-second"]
     assert main(["tune", str(run), "--prompts", "stdlib-second", *second]) == 2
     assert "which tell whether a setting holds on prompts that nothing was chosen on" in capfd.readouterr().err
+    assert main(["tune", str(run), "--prompts", "mbpp, stdlib-second", *second]) == 2
+    assert "which tell whether a setting holds on prompts that nothing was chosen on" in capfd.readouterr().err
+
+
+def test_several_sets_give_their_parts_in_turn(tmp_path: Path) -> None:
+    """Of each as many, so that the first looks of the race are at all of them."""
+    for name, column in (("gsm8k", "question"), ("aime", "problem")):
+        rows = "".join(json.dumps({column: f"{name} {n}"}) + "\n" for n in range(30))
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    words = f"gsm8k={tmp_path / 'gsm8k.jsonl'},aime={tmp_path / 'aime.jsonl'}"
+    request, recipe = TuneRequest(prompts=words, limit=9), load_recipe("distill-tiny").recipe
+    config = _config(request, recipe)
+    target: Any = SimpleNamespace(tokenizer=load_tokenizer("tiny"))
+    requests = _requests(request, recipe, target, config)
+    assert [each.prompt.turns[0].split()[0] for each in requests] == ["gsm8k", "aime"] * 5
+    assert [each.number for each in requests[::2]] == [stream_of("gsm8k", at) for at in (0, 6, 12, 18, 24)]
+    assert _config(TuneRequest(limit=9), recipe).limit == 9
+
+
+@pytest.mark.parametrize("verb", ["eval", "audit", "tune"])
+def test_words_that_name_no_prompts_are_refused_before_anything_is_loaded(
+    verb: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--target", "no-such-target", "--method", "prompt-lookup", "--prompts", "gsm8"]) == 2
+    assert "did you mean gsm8k?" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,155 @@
+"""The table that papers print, as Markdown and as LaTeX: rows target x temperature x method, columns prompt sets.
+
+Each set has its speed-up and tau, the last columns their means over sets, all with intervals, beside the audit's
+verdict. Read next: `results.py`, what is read; `tables.py`, the same for a terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import RequestError
+from ...storage import write_text
+from .report import cell, results_in, visible
+from .results import read_results
+from .tables import DEGENERATE, MISSING, interval, verdict_of
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    each: f"\\{each}" for each in "&%$#_{}"
+}
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """What both forms show."""
+
+    columns: list[str]
+    """The sets, and the mean where they are several."""
+    rows: list[tuple[str, str, str, list[dict[str, Any]]]]
+    """Target, temperature, method, and of each column the figures."""
+    audit: str
+
+
+def write_tables(run: Path, beside: Sequence[Path], *, markdown: bool, latex: bool) -> list[Path]:
+    """Write `table.md` and `table.tex`, those that are asked for, into a run folder or an --out of `eval`.
+
+    Args:
+        beside: other runs, whose rows follow in the same table.
+
+    Raises:
+        RequestError: one of them has not been evaluated, or on other prompt sets.
+    """
+    table = paper_table([run, *beside])
+    made = [("table.md", as_markdown(table))] * markdown + [("table.tex", as_latex(table))] * latex
+    for name, text in made:
+        write_text(run / name, text)
+    return [run / name for name, _ in made]
+
+
+def paper_table(runs: Sequence[Path]) -> PaperTable:
+    """The rows of one or several runs, which have to be of the same prompt sets."""
+    columns: list[str] = []
+    rows, verdicts = [], []
+    for run in runs:
+        path = results_in(run) / "results.json"
+        results = read_results(path)
+        for row in results["rows"]:
+            parts = _parts(row)
+            if columns and [name for name, _ in parts] != columns:
+                raise RequestError(
+                    f"{path} is of the prompts {', '.join(name for name, _ in parts)}, and those before it are of "
+                    f"{', '.join(columns)}; expected the same ones in that order: evaluate it on them"
+                )
+            columns = [name for name, _ in parts]
+            target, method = results["target"]["name"], row["method"]
+            rows.append((target, f"{row['temperature']:g}", method, [figures for _, figures in parts]))
+            verdicts.append((f"{method} at T = {row['temperature']:g}", verdict_of(row)))
+    return PaperTable(columns, rows, _audit_line(verdicts))
+
+
+def _parts(row: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The columns of a row of results, each with its figures."""
+    if "sets" not in row:
+        return [(Path(row["prompts"]).name, row)]
+    return [*((each["set"], each) for each in row["sets"]), ("Mean", row["over_sets"])]
+
+
+def _audit_line(verdicts: Sequence[tuple[str, str]]) -> str:
+    different = {verdict for _, verdict in verdicts}
+    if len(different) == 1:
+        return f"losslessness audit of every row: {different.pop()}"
+    return f"losslessness audit: {'; '.join(f'{who}: {verdict}' for who, verdict in dict.fromkeys(verdicts))}"
+
+
+def _note(table: PaperTable) -> str:
+    """What the figures are, in one sentence, which ends with the audit's line."""
+    flagged = any(each.get("flagged") for *_, parts in table.rows for each in parts)
+    mean = ", for the mean within each set" if table.columns[-1] == "Mean" else ""
+    doubt = f"; !: the target's own text is degenerate, {DEGENERATE}" if flagged else ""
+    return (
+        "Speed-up over plain decoding in the same engine, and tau, tokens per target call with the bonus token; "
+        f"in brackets 95 % bootstrap intervals, over requests, for speed over batches{mean}{doubt}; {table.audit}."
+    )
+
+
+def as_markdown(table: PaperTable) -> str:
+    """The table with two columns for each set."""
+    names = [f"{cell(name)}: {of}" for name in table.columns for of in ("speed-up", "tau")]
+    lines = [_line(["target", "T", "method", *names]), _line(["---", "---:", "---", *["---:"] * len(names)])]
+    for target, temperature, method, parts in table.rows:
+        figures = [text for each in parts for text in _figures(each)]
+        lines.append(_line([cell(target), temperature, cell(method), *figures]))
+    return "\n".join([*lines, "", cell(_note(table)), ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _figures(figures: dict[str, Any]) -> tuple[str, str]:
+    return interval(figures["speedup"]), f"{interval(figures['tau'])}{' !' if figures.get('flagged') else ''}"
+
+
+def as_latex(table: PaperTable) -> str:
+    """The same for `booktabs`; intervals are small."""
+    sets, pair = len(table.columns), r" & Speed-up & $\tau$"
+    heads = "".join(rf" & \multicolumn{{2}}{{c}}{{{escaped(name)}}}" for name in table.columns)
+    rules = " ".join(rf"\cmidrule(lr){{{4 + 2 * at}-{5 + 2 * at}}}" for at in range(sets))
+    lines = [
+        r"% \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\begin{{tabular}}{{lrl{'rr' * sets}}}",
+        r"\toprule",
+        rf" & &{heads} \\",
+        rules,
+        rf"Target & $T$ & Method{pair * sets} \\",
+        r"\midrule",
+    ]
+    before = None
+    for target, temperature, method, parts in table.rows:
+        if before not in (None, (target, temperature)):
+            lines.append(r"\addlinespace")
+        before = (target, temperature)
+        figures = "".join(f" & {_small(text)}" for each in parts for text in _figures(each))
+        lines.append(rf"{escaped(target)} & {temperature} & {escaped(method)}{figures} \\")
+    caption = escaped(_note(table)).replace("and tau,", r"and $\tau$,")
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", r"\end{table}", ""]
+    return "\n".join(lines)
+
+
+def _small(text: str) -> str:
+    """`1.41 [1.16, 1.72]` with the interval in a small font."""
+    value, bracket, rest = text.partition(" [")
+    if not bracket:
+        return "--" if value == MISSING else value
+    return rf"{value} {{\scriptsize [{rest}}}"
+
+
+def escaped(text: str) -> str:
+    """Text that LaTeX sets as it stands."""
+    return re.sub(r"[\\~^&%$#_{}]", lambda found: _LATEX[found.group()], str(visible(re.sub(r"\s", " ", text))))

@@ -1,0 +1,105 @@
+"""The tables that papers print: what stands in which cell, the audit's line, and text that LaTeX would read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftsmith.errors import RequestError
+from draftsmith.eval.report.paper import as_latex, as_markdown, escaped, paper_table, write_tables
+from draftsmith.launch.cli import main
+
+Measured = tuple[dict[str, Any], dict[str, Any]]
+
+
+def with_sets(results: dict[str, Any]) -> dict[str, Any]:
+    """Two sets and their mean in every row, with figures of our own."""
+    made = copy.deepcopy(results)
+    made["target"]["name"] = "Q_3"
+    for row in made["rows"]:
+        figures = {"tau": [2.0, 1.5, 2.5], "speedup": [1.25, 1.0, 1.5], "alpha": [0.5, 0.4, 0.6]}
+        kept = {name: row[name] for name in ("verdict", "requests", "loop_share", "distinct_2")}
+        row["sets"] = [
+            {"set": "gsm8k", "source": "g.jsonl", **kept, **figures, "flagged": False},
+            {"set": "a_b", "source": "a.jsonl", **kept, **figures, "speedup": [None] * 3, "flagged": True},
+        ]
+        row["over_sets"] = {"verdict": row["verdict"], **figures, "tau": [2.5, None, None]}
+    return made
+
+
+@pytest.fixture
+def run(measured: Measured, tmp_path: Path) -> Path:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(with_sets(measured[0])))
+    return folder
+
+
+def test_the_table_as_markdown(run: Path) -> None:
+    table = paper_table([run])
+    lines = as_markdown(table).splitlines()
+    assert lines[0] == (
+        "| target | T | method | gsm8k: speed-up | gsm8k: tau | a\\_b: speed-up | a\\_b: tau "
+        "| Mean: speed-up | Mean: tau |"
+    )
+    assert lines[2] == (
+        "| Q\\_3 | 0 | draft model | 1.25 [1.00, 1.50] | 2.00 [1.50, 2.50] | - | 2.00 [1.50, 2.50] ! "
+        "| 1.25 [1.00, 1.50] | 2.50 |"
+    )
+    assert [line.split(" | ")[1] for line in lines[2:4]] == ["0", "1"]
+    assert "losslessness audit of every row: lossless." in lines[-1]
+    assert "for the mean within each set; !: the target's own text is degenerate" in lines[-1]
+
+
+def test_the_table_as_latex(run: Path) -> None:
+    text = as_latex(paper_table([run]))
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows[1:]} == {8}
+    assert len(re.findall(r"(?<!\\)&", rows[0])) + 3 == 8  # three heads of two columns
+    assert r"\begin{tabular}{lrlrrrrrr}" in text
+    assert r"\cmidrule(lr){4-5} \cmidrule(lr){6-7} \cmidrule(lr){8-9}" in text
+    assert r"\multicolumn{2}{c}{a\_b}" in text
+    assert rows[2].startswith(r"Q\_3 & 0 & draft model & 1.25 {\scriptsize [1.00, 1.50]} & 2.00 {\scriptsize [1.50,")
+    assert " & -- & " in rows[2]
+    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+    assert r"95 \% bootstrap intervals" in text
+
+
+def test_text_from_outside_is_no_latex() -> None:
+    assert escaped("a\\b_50%&{$#~^}\n") == (r"a\textbackslash{}b\_50\%\&\{\$\#\textasciitilde{}\textasciicircum{}\} ")
+
+
+def test_several_runs_and_their_audits(run: Path, measured: Measured, tmp_path: Path) -> None:
+    other = tmp_path / "two" / "eval"
+    other.mkdir(parents=True)
+    results = with_sets(measured[0])
+    for row in results["rows"]:
+        row |= {"method": "medusa", "verdict": "not audited"}
+    (other / "results.json").write_text(json.dumps(results))
+    made = write_tables(run, [other.parent], markdown=True, latex=True)
+    assert [path.name for path in made] == ["table.md", "table.tex"]
+    text = made[0].read_text()
+    assert [text.count(f"| {name} |") for name in ("draft model", "medusa")] == [2, 2]
+    assert "draft model at T = 0: lossless; " in text
+    assert "medusa at T = 1: not audited." in text
+    results["rows"][0]["sets"][0]["set"] = "nq"
+    (other / "results.json").write_text(json.dumps(results))
+    with pytest.raises(RequestError, match=r"of the prompts nq, a_b, Mean, .* are of gsm8k, a_b, Mean; expected the"):
+        paper_table([run, other.parent])
+
+
+def test_a_single_set_has_no_mean(measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command; without a table there is nothing that other runs stand in."""
+    (tmp_path / "results.json").write_text(json.dumps(measured[0]))
+    assert main(["report", str(tmp_path), "--markdown", "--latex"]) == 0
+    assert f"table: {tmp_path / 'table.tex'}" in capsys.readouterr().out
+    text = (tmp_path / "table.md").read_text()
+    assert text.startswith("| target | T | method | stdlib: speed-up | stdlib: tau |\n")
+    assert "Mean" not in text
+    assert "within each set" not in text
+    assert main(["report", str(tmp_path), "--beside", str(tmp_path)]) == 2
+    assert "add --markdown or --latex" in capsys.readouterr().err
