@@ -20,7 +20,7 @@ from draftsmith.benchmarks import smollm2
 from draftsmith.benchmarks.common.kept import file_name, is_finished
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
-from draftsmith.benchmarks.common.records import table_of
+from draftsmith.benchmarks.common.records import Audit, table_of
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import json_lines
 
@@ -48,6 +48,7 @@ def main() -> None:
         f"{', '.join(f'{factor:g}' for factor in args.factors)}.",
         intervals="none: one seed",
         tells_apart="what another seed changes, which was not measured here",
+        audit=Audit(verdict="not audited", sees="short runs are compared, no drafter is rated"),
         formats=FORMATS,
         rows=rows,
         tables={"small-rates": table_of(HEADS)},

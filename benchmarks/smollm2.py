@@ -66,7 +66,7 @@ FORMATS = {"T": "g", "tau": ".2f", "n_alpha": ".2f", "speedup": ".2f", "predicte
 
 def main() -> None:
     args = arguments()
-    free = {"json", "minutes", "families"}  # the families that are there stay as they are
+    free = {"json", "minutes", "families", "note"}  # the families that are there stay as they are
     same_settings(args.out, vars(args), free=free)
     stages = Stages(args.out)
     target = args.out / "target"
@@ -321,7 +321,7 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
         formats=FORMATS,
         rows=rows,
         tables={"smollm2": table_of(HEADS)},
-        notes=[f"Conversion {minutes(stages.of('convert'))}, answers {minutes(stages.of('answers'))}."],
+        notes=[f"Conversion {minutes(stages.of('convert'))}, answers {minutes(stages.of('answers'))}.", *args.note],
     )
 
 
@@ -377,6 +377,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--answering", type=shlex.split, default=[], help="more flags of `generate`, in quotes")
     add("--training", type=shlex.split, default=[], help="more flags of `train`, in quotes")
     add("--audit", type=shlex.split, default=[], help="more flags of `eval`, in quotes")
+    add("--note", action="append", default=[], help="what else a reader has to know")
     add("--json", type=Path)
     args = parser.parse_args(words)
     if args.limit < LEAST_LIMIT:

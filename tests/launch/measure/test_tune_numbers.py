@@ -49,12 +49,15 @@ def test_too_few_prompts_are_refused_with_the_number_that_would_do(count: int, b
     assert len(tune._split(requests_of([3] * least), batch)[1]) == 6 * batch
 
 
-def test_as_many_prompts_as_the_batch_needs() -> None:
-    recipe: Any = SimpleNamespace(eval=EvalConfig(batch=5, repeats=3, prompts="own.jsonl"))
+def test_as_many_prompts_as_the_batch_needs(tmp_path: Path) -> None:
+    own, others = (str(tmp_path / name) for name in ("own.jsonl", "others.jsonl"))
+    for path in (own, others):
+        Path(path).touch()
+    recipe: Any = SimpleNamespace(eval=EvalConfig(batch=5, repeats=3, prompts=own))
     for batch, limit, expected in ((1, None, 32), (4, None, 32), (8, None, 64), (8, 100, 100)):
         made = tune._config(TuneRequest(batch=batch, limit=limit), recipe)
-        assert (made.batch, made.limit, made.repeats, made.prompts) == (batch, expected, 1, "own.jsonl")
-    assert tune._config(TuneRequest(prompts="others.jsonl"), recipe).prompts == "others.jsonl"
+        assert (made.batch, made.limit, made.repeats, made.prompts) == (batch, expected, 1, own)
+    assert tune._config(TuneRequest(prompts=others), recipe).prompts == others
 
 
 def kept(folder: Path, done: list[Raced]) -> dict[str, Any]:
