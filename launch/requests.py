@@ -278,6 +278,22 @@ class ConvertRequest:
 
 
 @dataclass
+class ConvertDrafterRequest:
+    """Write a drafter that others published as a drafter folder of ours; `--drafter` takes it as it is, too."""
+
+    drafter: Annotated[Positional[str], tyro.conf.arg(metavar="DRAFTER")]
+    """Its folder, or `hub:NAME[@REVISION]`."""
+    target: str
+    """Folder or hub name of the target that it was made for, which it is held to."""
+    out: Path
+    """New folder."""
+    revision: str | None = None
+    """Commit, tag or branch of the target on the hub."""
+    trust_remote_code: bool = False
+    """Run code that comes with the target. Leave off unless you have read it."""
+
+
+@dataclass
 class ExportRequest:
     """Write a trained drafter as a folder that a serving engine loads."""
 

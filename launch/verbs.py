@@ -151,6 +151,12 @@ def _convert(request: requests.ConvertRequest) -> str:
     return convert(request)
 
 
+def _convert_drafter(request: requests.ConvertDrafterRequest) -> str:
+    from .convert import convert_drafter
+
+    return convert_drafter(request)
+
+
 def _derive(request: requests.DeriveRequest) -> str:
     from .derive import derive
 
@@ -201,6 +207,7 @@ VERBS: dict[str, Verb] = {
     "datastore": Verb(requests.DatastoreRequest, _datastore),
     "derive": Verb(requests.DeriveRequest, _derive),
     "convert": Verb(requests.ConvertRequest, _convert),
+    "convert-drafter": Verb(requests.ConvertDrafterRequest, _convert_drafter),
     "generate": Verb(requests.GenerateRequest, generate, takes_values=True),
     "tree": Verb(requests.TreeRequest, _tree, takes_values=True),
     "tune": Verb(requests.TuneRequest, _tune, takes_values=True),
