@@ -19,8 +19,7 @@ from ..errors import RequestError, TrainingFailed
 from ..storage.formats import DRAFTER
 from .families import FAMILIES
 from .identity import TargetIdentity
-from .published.forms import OURS as ENTRY
-from .published.forms import published, unknown
+from .published.forms import OURS, published, unknown
 from .published.sizes import identity_of, resolved
 from .record import Kind
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..decoding.backbone.backbone import Backbone
 
+ENTRY = OURS
 REMEDY = "copy the drafter's folder again or train it anew"
 _NAME = re.compile(r"\w[\w.+-]*")  # of a folder beside the config: no path
 
@@ -265,7 +265,7 @@ tags: [speculative-decoding, draftsmith]
 {what} For speculative decoding with the target
 `{identity.name}` (revision {identity.revision or "not pinned"}, vocabulary {identity.vocabulary},
 hidden size {identity.hidden_size}). Its tokenizer is the target's (SHA-256
-`{identity.tokenizer[:16]}`).
+`{identity.tokenizer and identity.tokenizer[:16]}`).
 
     draftsmith eval --target TARGET --drafter THIS_FOLDER
 

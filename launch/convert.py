@@ -108,7 +108,7 @@ def convert_drafter(request: ConvertDrafterRequest) -> str:
     """
     _check_new(request.out)
     folder = drafter_folder(request.drafter)
-    found = _published(folder, request.target)
+    found = need_published(folder, request.target)
     from ..decoding.backbone.loading import load_target
     from ..drafters.registry import load_drafter
 
@@ -117,7 +117,7 @@ def convert_drafter(request: ConvertDrafterRequest) -> str:
     drafter: Any = load_drafter(folder, target)
     module = drafter.module
     with writing(request.out), staged_folder(request.out) as staged:
-        _save(module, staged, target, found.form.family)
+        save_as_ours(module, staged, target, found.form.family)
         with (staged / "README.md").open("a", encoding="utf-8") as card:
             card.write(f"\nConverted from {shown(folder)}, a drafter in the form of {found.form.title}.\n")
     numbers = sum(parameter.numel() for parameter in module.parameters())
@@ -128,7 +128,8 @@ def convert_drafter(request: ConvertDrafterRequest) -> str:
     )
 
 
-def _published(folder: Path, target: str) -> Published:
+def need_published(folder: Path, target: str) -> Published:
+    """The form of a folder that others wrote; RequestError where it is in none that is read."""
     found = published(folder)
     if found is None and is_drafter(folder):
         raise RequestError(
@@ -140,7 +141,8 @@ def _published(folder: Path, target: str) -> Published:
     return found
 
 
-def _save(module: Any, folder: Path, target: Backbone, family: str) -> None:
+def save_as_ours(module: Any, folder: Path, target: Backbone, family: str) -> None:
+    """Write a loaded drafter as a drafter folder."""
     from ..drafters.folder import save_draft_model
     from ..trainers.teacher.frozen import saver
 

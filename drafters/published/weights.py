@@ -26,7 +26,7 @@ from .files import REMEDY
 from .forms import Published, need_tensors
 from .sizes import mask_id
 
-_NEAR = {"rtol": 0.02, "atol": 1e-3}
+_RELATIVE, _ABSOLUTE = 0.02, 1e-3
 """Either side may have been rounded to half precision."""
 
 
@@ -159,7 +159,7 @@ def _check_same(found: Published, name: str, theirs_VH: Tensor, own_VH: Tensor, 
         raise RequestError(
             f"{what}, and the target has {list(own_VH.shape)}: the drafter was made for {found.says_target}; name that"
         )
-    near_V = theirs_VH.isclose(own_VH, **_NEAR).all(-1)
+    near_V = theirs_VH.isclose(own_VH, rtol=_RELATIVE, atol=_ABSOLUTE).all(-1)
     if skipped is not None and skipped < len(near_V):
         near_V[skipped] = True
     if not bool(near_V.all()):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import draftsmith
 import pytest
 import torch
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -228,3 +229,12 @@ def test_a_model_with_a_mask_is_pard(vocabulary: Any, deep: Backbone, tmp_path: 
     drafter = load_drafter(tmp_path, deep, config=DrafterConfig(vocabulary=vocabulary))
     assert isinstance(drafter, Pard)
     assert drafter.mask == 59
+
+
+def test_the_page_lists_the_forms_that_are_read() -> None:
+    """With the family that drafts each, and no other."""
+    page = (Path(draftsmith.__file__).parent / "docs/published.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| ")
+    ]
+    assert [(row[0], row[1].strip("`")) for row in rows[1:]] == [(each.title, each.family) for each in RECORDS]
