@@ -41,6 +41,8 @@ class Eagle3Shape(LayerShape):
     """Tokens that can be drafted."""
     feature_norms: bool = False
     """EAGLE-3.1: each fused state has a norm of its own, and the output comes out of the last."""
+    output_norm: bool | None = field(default=None, kw_only=True)
+    """Whether what is fed back comes out of the last norm; None: as `feature_norms`, with which it belongs."""
     norm_before_residual: bool = field(default=False, kw_only=True)
     """Whether the layer adds to the hidden state behind its norm, as some published drafters do."""
 
@@ -50,12 +52,18 @@ class Eagle3Shape(LayerShape):
         check_sizes(vocabulary=self.vocabulary, draft_vocabulary=self.draft_vocabulary)
         check_parts(len(self.layers), f"{len(self.layers)} fused states")
         check_layers(self.layers)
-        flags = (self.feature_norms, self.norm_before_residual)
+        flags = (self.feature_norms, self.norm_before_residual, self.feeds_back_normed)
         if self.draft_vocabulary > self.vocabulary or any(type(flag) is not bool for flag in flags):
             raise ValueError(
-                f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms and "
-                f"norm_before_residual {flags!r:.40}; expected at most as many tokens, and true or false"
+                f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms, "
+                f"norm_before_residual and output_norm {flags!r:.40}; expected at most as many tokens, and true or "
+                "false"
             )
+
+    @property
+    def feeds_back_normed(self) -> bool:
+        """Whether an output is behind the last norm already."""
+        return self.feature_norms if self.output_norm is None else self.output_norm
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -177,11 +185,11 @@ class Eagle3Net(PairNet):
         hidden_BNH = residual_BNH + attended_BNH
         layer = self.midlayer
         hidden_BNH = hidden_BNH + layer.mlp(layer.post_attention_layernorm(hidden_BNH))
-        return self.norm(hidden_BNH) if self.config.feature_norms else hidden_BNH
+        return self.norm(hidden_BNH) if self.config.feeds_back_normed else hidden_BNH
 
     def head_input(self, hidden_BNH: Tensor) -> Tensor:
         """What the head reads of an output, [B, N, H]: after the last norm, once."""
-        return hidden_BNH if self.config.feature_norms else self.norm(hidden_BNH)
+        return hidden_BNH if self.config.feeds_back_normed else self.norm(hidden_BNH)
 
     def head(self, hidden_BNH: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [B, N, U]."""

@@ -126,7 +126,7 @@ def eagle3_for_llama_cpp(net: Eagle3Net, target: ServedTarget, how: Served) -> E
     Raises:
         RequestError: llama.cpp knows no such drafter, or no hidden states of such a target.
     """
-    if net.config.feature_norms:
+    if net.config.feature_norms or net.config.feeds_back_normed:
         raise RequestError(
             "the drafter has eagle3.feature_norms, which llama.cpp would leave out without a word; train one without"
         )
@@ -186,7 +186,7 @@ def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
         "norm_before_residual": shape.norm_before_residual,
         "norm_before_fc": False,
         "fc_norm": shape.feature_norms,
-        "norm_output": shape.feature_norms,
+        "norm_output": shape.feeds_back_normed,
     }
 
 

@@ -71,7 +71,10 @@ def _of_states(settings: Mapping[str, Any], count: int) -> list[Reading]:
 
 
 _FLAGS = {
-    "eagle3": {"norm_before_residual": "the default of vLLM where the word is missing"},
+    "eagle3": {
+        "norm_before_residual": "the default of vLLM where the word is missing",
+        "output_norm": "norm_output, which is false where it is missing, and true to SpecForge",
+    },
     "peagle": {"norm_before_residual": "the default of vLLM where the word is missing"},
     "dflash": {"causal": "what some readers make of sliding_window_non_causal"},
     "dspark": {"causal": "what some readers make of sliding_window_non_causal"},
@@ -83,7 +86,7 @@ _FLAGS = {
 def _of_flags(found: Published, settings: Mapping[str, Any]) -> list[Reading]:
     made = []
     for name, why in _FLAGS.get(found.form.family, {}).items():
-        other = not settings.get(name, False)
+        other = not settings.get(name, settings["feature_norms"] if name == "output_norm" else False)
         made.append(Reading(f"{name} {str(other).lower()}", why, {name: other}))
     if found.form.family == "mtp":
         before = "states in front of the last norm, as speculators trains"

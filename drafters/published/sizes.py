@@ -54,9 +54,11 @@ def eagle3(files: Files) -> dict[str, Any]:
     head = files.heads.get("lm_head.weight")
     drafted = vocabulary if head is None else head.shape[0]
     norms = any(name.startswith("fc_norm.") for name in files.heads)
-    if norms and not files.word("norm_output"):
-        raise _cannot(files, "a norm of every fused state (fc_norm) and none of what is fed back (norm_output)")
     flags = {"norm_before_residual": True} if files.word("norm_before_residual") else {}
+    # in the native form without norms of states the word is SpecForge's, and means the norm in front of the head
+    fed_back = bool(files.word("norm_output")) and (norms or files.by_speculators)
+    if fed_back != norms:
+        flags["output_norm"] = fed_back
     return own | {
         "layers": _fused(files, own["hidden"]),
         "vocabulary": vocabulary,

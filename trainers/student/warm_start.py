@@ -34,7 +34,17 @@ from ..sections import Sections
 _log = logging.getLogger(__name__)
 _Drafter = TypeVar("_Drafter", bound=nn.Module)
 _POSITIONS = ("rope_theta", "rope_scaling")
-_THEIRS = ("intermediate", "heads", "kv_heads", "head_size", "eps", "fc_bias", "norm_before_residual", "rotary")
+_THEIRS = (
+    "intermediate",
+    "heads",
+    "kv_heads",
+    "head_size",
+    "eps",
+    "fc_bias",
+    "norm_before_residual",
+    "output_norm",
+    "rotary",
+)
 """Sizes of a published drafter's layers, which it goes on with whatever the target's are."""
 
 

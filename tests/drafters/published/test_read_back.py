@@ -58,6 +58,7 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "eagle3, other states": lambda model: eagle3(model, **STATES),
     "eagle3, one state": lambda model: eagle3(model, layers=(4,)),
     "eagle3.1": lambda model: eagle3(model, feature_norms=True),
+    "eagle3, norms of states alone": lambda model: eagle3(model, feature_norms=True, output_norm=False),
     "eagle3, normed residual": lambda model: eagle3(model, norm_before_residual=True),
     "peagle": lambda model: small_peagle_net(model, ids=WORDS, layers=(2, 4, 5), decoder_layers=3),
     "dflash": lambda model: small_block_net(model, **STATES),
@@ -70,7 +71,12 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "mtp": MtpNet.for_target,
     "mtp, biases": mimo,
 }
-REFUSED = {("eagle, bias", "vllm"), ("eagle3.1", "llama.cpp"), ("eagle3, one state", "llama.cpp")}
+REFUSED = {
+    ("eagle, bias", "vllm"),
+    ("eagle3.1", "llama.cpp"),
+    ("eagle3, norms of states alone", "llama.cpp"),
+    ("eagle3, one state", "llama.cpp"),
+}
 REFUSED |= {("eagle3, normed residual", engine) for engine in ("sglang", "tensorrt-llm")}
 REFUSED |= {(name, "sglang") for name in ("dflash", "dflash, causal", "dspark", "dspark, fill-in")}
 

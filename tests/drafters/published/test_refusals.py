@@ -63,11 +63,6 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         words(norm_before_fc=True),
         r"a norm in front of fc \(norm_before_fc\), which no network here computes",
     ),
-    "norms of states alone": (
-        "EAGLE-3.1, speculators",
-        words(norm_output=False),
-        r"a norm of every fused state \(fc_norm\) and none of what is fed back \(norm_output\)",
-    ),
     "narrower than its target": (
         SPECULATORS,
         words(target_hidden_size=64),

@@ -195,14 +195,20 @@ def eagle3_tensors(at: str, ids: list[int] | None, states: int = 3) -> Tensors:
 def eagle3(
     config: dict[str, Any], t: Tensors, at: str, states: tuple[int, ...], ids: list[int] | None, **how: Any
 ) -> Folder:
+    words, normed_output = ids or list(range(VOCABULARY)), config.get("norm_output") and at != "midlayer"
+
     def logits(text: Text) -> list[Tensor]:
-        fused = text.fused(*states)[:-1]
+        fused, embeds = text.fused(*states)[:-1], text.table[text.tokens[1:]]
         if "fc_norm.0.weight" in t:
             parts = fused.split(HIDDEN, -1)
             fused = torch.cat([rms(part, t[f"fc_norm.{k}.weight"]) for k, part in enumerate(parts)], -1)
-        out = pair_net(t, at, fused @ t["fc.weight"].T, text.table[text.tokens[1:]], **how)
-        head = t.get("lm_head.weight", text.head)
-        return [spread_out(rms(out, t["norm.weight"]) @ head.T, ids or list(range(VOCABULARY)))]
+        fused, head = fused @ t["fc.weight"].T, t.get("lm_head.weight", text.head)
+        out = pair_net(t, at, fused, embeds, **how)
+        fed = rms(out, t["norm.weight"]) if normed_output else out
+        # a draft behind each pair: its output stands for the state that the target has not made
+        longer = [torch.cat((fused[: a + 1], fed[a : a + 1])) for a in range(len(out) - 1)]
+        second = torch.stack([pair_net(t, at, each, embeds[: len(each)], **how)[-1] for each in longer])
+        return [spread_out(rms(each, t["norm.weight"]) @ head.T, words) for each in (out, second)]
 
     return Folder("eagle3", config, t, logits)
 
@@ -263,6 +269,19 @@ def eagle31(_target: Any) -> Folder:
     t = eagle3_tensors("layers.0", WORDS)
     t |= {f"fc_norm.{k}.weight": norm_weight() for k in range(3)}
     return eagle3(SPECULATORS3 | {"fc_norm": True, "norm_output": True}, t, "layers.0", (2, 4, 5), WORDS)
+
+
+def eagle3_states_normed(_target: Any) -> Folder:
+    """SpecForge's 3.1, of which vLLM reads the norms of the states alone."""
+    t = eagle3_tensors("layers.0", WORDS) | {f"fc_norm.{k}.weight": norm_weight() for k in range(3)}
+    return eagle3(NATIVE3 | {"norm_output": False, "fc_norm": True}, t, "layers.0", (2, 4, 5), WORDS)
+
+
+def eagle3_output_normed(_target: Any) -> Folder:
+    """An option of speculators."""
+    return eagle3(
+        SPECULATORS3 | {"norm_output": True}, eagle3_tensors("layers.0", WORDS), "layers.0", (2, 4, 5), WORDS
+    )
 
 
 def peagle(config: dict[str, Any], mask: int, target: Any, *, count: int, first: str) -> Folder:
@@ -533,6 +552,8 @@ FORMS: dict[str, Callable[[Any], Folder]] = {
     "EAGLE-3, ids in place of offsets": eagle3_angelslim,
     "EAGLE-3, speculators": eagle3_redhat,
     "EAGLE-3.1, speculators": eagle31,
+    "EAGLE-3, norms of states alone": eagle3_states_normed,
+    "EAGLE-3, a norm of what is fed back alone": eagle3_output_normed,
     "P-EAGLE, native": peagle_specforge,
     "P-EAGLE, speculators": peagle_speculators,
     "DFlash, z-lab": dflash,
