@@ -55,14 +55,15 @@ def what_it_is(place: Path, *, of_config: bool) -> str:
 
 
 def check_no_form_for_engines(folder: Path) -> None:
-    """Raise RequestError for a drafter as serving engines load it, which is not read back."""
+    """Raise RequestError for a drafter as serving engines load it whose tensors are in no form that is read."""
     form = for_engines(folder)
     if form is not None:
+        there = sorted(path.name for path in folder.iterdir())
         raise RequestError(
-            f"{folder / 'config.json'} describes {form} in a form for serving engines, which is not read here: it "
-            "does not say which target it fits. Name the `drafter` folder of the run that it was exported from, or "
-            "train one of your own (`draftsmith ls` lists the methods); `draftsmith eval --server` measures an engine "
-            "that drafts with it"
+            f"{folder / 'config.json'} describes {form} in a form for serving engines, which is not read: beside it "
+            f"lies {', '.join(there[:4])}{', ...' * (len(there) > 4)}, and no safetensors file with the tensors of "
+            "such a drafter. Copy the whole folder, or name the `drafter` folder of the run that it was exported "
+            "from; `draftsmith eval --server` measures an engine that drafts with it"
         )
 
 

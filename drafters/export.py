@@ -27,6 +27,7 @@ from .layers.draft_vocabulary import OFFSETS, ids_of
 from .layers.llama import LayerShape
 from .layers.rope import PLAIN
 from .projection import Shaping
+from .published.weights import TargetParts
 from .record import Form, function
 from .weights import net_of
 
@@ -184,6 +185,7 @@ def export_of(
     tokens: int = 3,
     table: Callable[[], Tensor] | None = None,
     ids: Sequence[int] | None = None,
+    own: TargetParts | None = None,
 ) -> Export:
     """A drafter folder in the shape `form`.
 
@@ -194,13 +196,14 @@ def export_of(
         tokens: drafted tokens per target call, for the forms that say how many.
         table: reads the target's embedding, for the forms that hold one.
         ids: the tokens that are to be drafted, for the forms that say so; None: all that the drafter can.
+        own: what a folder that others wrote takes of its target.
 
     Raises:
         RequestError: nobody loads that, or the folder's weights are not those of its config.
     """
     make, build = _functions(family, form)
     # strictly: engines are silent about what is missing
-    net = net_of(folder, lambda: build(settings), f"a drafter of family {family!r}")
+    net = net_of(folder, lambda: build(settings), f"a drafter of family {family!r}", own)
     made = make(net, target, Served(head_VH, tokens, table, ids))
     _say_undrafted(net, made, form)
     tensors = {

@@ -270,7 +270,7 @@ _ALL = (
         hidden_states=lambda settings: len(settings["layers"]) + 1,
         exports={
             "vllm": Form("eagle3", ".eagle.serving:eagle3"),
-            "sglang": Form("EAGLE3", ".eagle.serving:eagle3"),
+            "sglang": Form("EAGLE3", ".eagle.serving:eagle3_for_sglang"),
             "speculators": Form("eagle3", ".eagle.serving:speculators"),
             "tensorrt-llm": Form("Eagle3", ".eagle.serving:eagle3_for_tensorrt_llm"),
             "llama.cpp": Form("draft-eagle3", ".eagle.serving:eagle3_for_llama_cpp"),

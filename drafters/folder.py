@@ -19,6 +19,8 @@ from ..errors import RequestError, TrainingFailed
 from ..storage.formats import DRAFTER
 from .families import FAMILIES
 from .identity import TargetIdentity
+from .published.forms import OURS, published, unknown
+from .published.sizes import identity_of, resolved
 from .record import Kind
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..decoding.backbone.backbone import Backbone
 
-ENTRY = "draftsmith"
+ENTRY = OURS
 REMEDY = "copy the drafter's folder again or train it anew"
 _NAME = re.compile(r"\w[\w.+-]*")  # of a folder beside the config: no path
 
@@ -123,11 +125,11 @@ def read_settings(folder: str | Path, target: Backbone, *families: str) -> tuple
         expected = " or ".join(map(repr, families))
         raise RequestError(f"{folder} is a drafter of family {entry['family']!r}; expected {expected}")
     entry["identity"].check_same(TargetIdentity.of(target), str(folder))
-    return entry["family"], entry["settings"]
+    return entry["family"], resolved(entry["settings"], target.model.config)
 
 
 def read_entry(folder: Path, hint: str = "") -> dict[str, Any]:
-    """The draftsmith part of a drafter's config.
+    """The draftsmith part of a drafter's config, or what stands for it in a folder that others wrote.
 
     Args:
         hint: what else would help where there is none, the end of the message.
@@ -150,14 +152,28 @@ def read_entry(folder: Path, hint: str = "") -> dict[str, Any]:
             "expected the `drafter` folder of a finished training run"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, KeyError) and error.args == (ENTRY,):
+        foreign = isinstance(error, KeyError) and error.args == (ENTRY,)
+        if foreign and (entry := _published_entry(folder)) is not None:
+            return entry
+        if foreign and not unknown(folder):
             check_no_form_for_engines(folder)
         raise RequestError(
             f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
-            f"family and target, as training writes it{hint}"
+            f"family and target, as training writes it{hint}{unknown(folder) if foreign else ''}"
         ) from error
     DRAFTER.check(entry.get("format"), path, remedy="train the drafter anew with this version")
     return {"family": family, "identity": identity, "settings": settings}
+
+
+def _published_entry(folder: Path) -> dict[str, Any] | None:
+    """The same for a drafter in a form that others publish; None where it is none."""
+    found = published(folder)
+    if found is None:
+        return None
+    with built_from(folder / "config.json", f"a drafter in the form of {found.form.title}"):
+        settings, (hidden, vocabulary) = found.form.settings(found.files), identity_of(found.files)
+    identity = TargetIdentity(found.says_target, None, hidden, vocabulary, None)
+    return {"family": found.form.family, "identity": identity, "settings": settings}
 
 
 @contextmanager
@@ -191,9 +207,9 @@ def names_in(settings: Mapping[str, Any], key: str, folder: Path) -> list[str]:
 
 
 def is_drafter(folder: Path) -> bool:
-    """Whether a folder is ours; another one, or a name, may be a model of `transformers`."""
+    """Whether a folder is a drafter's, ours or a published one; another may be a model of a library, or a name."""
     try:
-        return ENTRY in json.loads((folder / "config.json").read_text())
+        return ENTRY in json.loads((folder / "config.json").read_text()) or published(folder) is not None
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 
@@ -249,7 +265,7 @@ tags: [speculative-decoding, draftsmith]
 {what} For speculative decoding with the target
 `{identity.name}` (revision {identity.revision or "not pinned"}, vocabulary {identity.vocabulary},
 hidden size {identity.hidden_size}). Its tokenizer is the target's (SHA-256
-`{identity.tokenizer[:16]}`).
+`{identity.tokenizer and identity.tokenizer[:16]}`).
 
     draftsmith eval --target TARGET --drafter THIS_FOLDER
 

@@ -30,9 +30,9 @@ class TargetIdentity:
     name: str
     revision: str | None
     hidden_size: int
-    vocabulary: int
-    tokenizer: str
-    """SHA-256 over the tokens and their numbers."""
+    vocabulary: int | None
+    tokenizer: str | None
+    """SHA-256 over the tokens and their numbers; None, as the vocabulary, where a drafter of others does not say."""
     tuned: str | None = None
     """SHA-256 of what a run has changed in the weights; None for a target as it was published."""
     quantisation: str | None = None
@@ -83,7 +83,7 @@ class TargetIdentity:
         """
         for field in ("tokenizer",) if any_states else ("tokenizer", "vocabulary", "hidden_size"):
             mine, theirs = getattr(self, field), getattr(target, field)
-            if mine != theirs:
+            if mine is not None and mine != theirs:
                 raise RequestError(
                     f"the drafter {drafter} was made for target {self.name!r} with {field} "
                     f"{_short(mine)}; this target {target.name!r} has {field} {_short(theirs)}. "

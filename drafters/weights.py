@@ -7,8 +7,9 @@ has memory for are refused before anything is filled. Read next: `folder.py`, th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from ..errors import RequestError
 from ..storage import read_tensors
 from .folder import REMEDY, built_from, not_finite
 from .layers.draft_vocabulary import ids_of, is_choice
+from .published.forms import published
+from .published.weights import TargetParts, weights_of
 
 if TYPE_CHECKING:
     from ..decoding.backbone.backbone import Backbone
@@ -25,15 +28,18 @@ _Net = TypeVar("_Net", bound=nn.Module)
 FILE = "model.safetensors"
 
 
-def net_of(folder: Path, make: Callable[[], _Net], what: str) -> _Net:
+def net_of(folder: Path, make: Callable[[], _Net], what: str, target: TargetParts | None = None) -> _Net:
     """The module that `make` builds of a folder's settings, with the folder's weights, fp32, on the CPU.
+
+    Args:
+        target: what a published drafter takes of it; our own folders take nothing.
 
     Raises:
         RequestError: nothing can be built of the settings, or as for `load_weights`.
     """
     with built_from(folder / "config.json", what), torch.device("meta"):
         net = make()
-    weights = _checked(net, folder)
+    weights = _checked(net, folder, target)
     net.to_empty(device="cpu")
     net.load_state_dict(weights)
     return net
@@ -45,7 +51,7 @@ def net_for(folder: Path, target: Backbone, make: Callable[[], _Net], what: str)
     Raises:
         RequestError: also where it was made for other sizes than the target's.
     """
-    net = net_of(folder, make, what)
+    net = net_of(folder, make, what, TargetParts.of(target.model))
     _check_sizes(net, target, folder)
     _check_vocabulary(net, target, folder)
     net.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
@@ -53,13 +59,13 @@ def net_for(folder: Path, target: Backbone, make: Callable[[], _Net], what: str)
     return net
 
 
-def load_weights(module: nn.Module, folder: Path) -> None:
-    """Put the weights of a `save_heads` folder into a module that was built before.
+def load_weights(module: nn.Module, folder: Path, target: TargetParts) -> None:
+    """Put the weights of a drafter's folder into a module that was built before; `target` as of `net_of`.
 
     Raises:
         RequestError: the folder lacks weights, has others, or of other shapes, or damaged ones, or NaN among them.
     """
-    module.load_state_dict(_checked(module, folder))
+    module.load_state_dict(_checked(module, folder, target))
 
 
 def check_finite(module: nn.Module, folder: Path) -> None:
@@ -67,10 +73,16 @@ def check_finite(module: nn.Module, folder: Path) -> None:
     _check_finite(module.state_dict(), folder)
 
 
-def _checked(module: nn.Module, folder: Path) -> dict[str, Tensor]:
+def _checked(module: nn.Module, folder: Path, target: TargetParts | None) -> dict[str, Tensor]:
     """The weights of a folder, once they are found to be those of `module`."""
     path = folder / FILE
-    weights = read_tensors(path, remedy=REMEDY)
+    others = published(folder)
+    if others is None:
+        weights = read_tensors(path, remedy=REMEDY)
+    else:
+        if target is None:
+            raise ValueError("a published drafter is read beside its target")
+        weights = weights_of(others, asdict(cast(Any, module).config), target)
     own = module.state_dict()
     odd = next(
         (name for name in sorted(own.keys() | weights.keys()) if _kind(own, name) != _kind(weights, name)), None

@@ -1,22 +1,27 @@
-"""A model in a GGUF file as an ordinary folder, for engines, for other tools, and to be read at once.
+"""What others wrote as folders of ours: a model in a GGUF file as an ordinary one, a published drafter as a drafter's.
 
-Read next: `decoding/gguf/model.py`, which reads the file.
+Read next: `decoding/gguf/model.py`, which reads the file; `drafters/published/forms.py`, the forms of drafters.
 """
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..decoding.gguf.file import find_gguf, read_gguf
+from ..drafters.folder import is_drafter, kind_of, read_entry
+from ..drafters.hub import drafter_folder, shown
+from ..drafters.published.forms import Published, published
 from ..errors import DataError, RequestError
 from ..storage import staged_folder, writable_folder, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ..decoding.backbone.backbone import Backbone
     from ..decoding.gguf.file import GgufFile
-    from .requests import ConvertRequest
+    from .requests import ConvertDrafterRequest, ConvertRequest
 
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
@@ -47,14 +52,18 @@ def convert(request: ConvertRequest) -> str:
 
 
 def _file_of(request: ConvertRequest) -> GgufFile:
-    if request.out.exists():
-        raise RequestError(f"{request.out} exists; name a new folder")
+    _check_new(request.out)
     path = find_gguf(str(request.file))
     if path is None:
         found = "holds none" if request.file.is_dir() else "is none" if request.file.exists() else "is not there"
         raise RequestError(f"convert reads a GGUF file, and {request.file} {found}; name a file that ends in .gguf")
-    writable_folder(request.out.parent)
     return read_gguf(path)
+
+
+def _check_new(out: Path) -> None:
+    if out.exists():
+        raise RequestError(f"{out} exists; name a new folder")
+    writable_folder(out.parent)
 
 
 def _checked_template(tokenizer: PreTrainedTokenizerBase, file: GgufFile) -> str:
@@ -86,3 +95,58 @@ def _card(file: GgufFile, dtype: str) -> str:
         f"{front}# {name}\n\nMade by `draftsmith convert` of `{origin['file']}` ({origin['quantisation']}, SHA-256 "
         f"{origin['sha256']}): its rounded weights as {dtype} numbers.\n"
     )
+
+
+# ---- drafters -------------------------------------------------------------------------------------
+
+
+def convert_drafter(request: ConvertDrafterRequest) -> str:
+    """Write the folder; returns what it is, and the next command.
+
+    Raises:
+        RequestError: it is in no form that is read, or was made for another target, or the folder is there already.
+    """
+    _check_new(request.out)
+    folder = drafter_folder(request.drafter)
+    found = need_published(folder, request.target)
+    from ..decoding.backbone.loading import load_target
+    from ..drafters.registry import load_drafter
+
+    trust = request.trust_remote_code
+    target = load_target(request.target, revision=request.revision, device="cpu", trust_remote_code=trust)
+    drafter: Any = load_drafter(folder, target)
+    module = drafter.module
+    with writing(request.out), staged_folder(request.out) as staged:
+        save_as_ours(module, staged, target, found.form.family)
+        with (staged / "README.md").open("a", encoding="utf-8") as card:
+            card.write(f"\nConverted from {shown(folder)}, a drafter in the form of {found.form.title}.\n")
+    numbers = sum(parameter.numel() for parameter in module.parameters())
+    flags = f"--target {shlex.quote(request.target)} --drafter {shlex.quote(str(request.out))}"
+    return (
+        f"{request.out}: {found.form.family}, {numbers / 1e6:,.1f} M parameters, read in the form of "
+        f"{found.form.title}\nnext: draftsmith audit {flags}"
+    )
+
+
+def need_published(folder: Path, target: str) -> Published:
+    """The form of a folder that others wrote; RequestError where it is in none that is read."""
+    found = published(folder)
+    if found is None and is_drafter(folder):
+        raise RequestError(
+            f"{folder} is a drafter folder of ours already; decode with it by --target {target} --drafter {folder}"
+        )
+    if found is None:
+        read_entry(folder)  # which says what it is instead
+    assert found is not None
+    return found
+
+
+def save_as_ours(module: Any, folder: Path, target: Backbone, family: str) -> None:
+    """Write a loaded drafter as a drafter folder."""
+    from ..drafters.folder import save_draft_model
+    from ..trainers.teacher.frozen import saver
+
+    if kind_of(family) == "model":
+        save_draft_model(module, folder, target, family=family)
+    else:
+        saver(target, family)(module, folder)

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,15 +60,18 @@ def export(request: ExportRequest) -> str:
     from ..drafters.export import export_of, served_form
     from ..drafters.folder import read_entry
     from ..drafters.identity import TargetIdentity
-    from ..drafters.projection import scaled_weight
+    from ..drafters.projection import Shaping, scaled_weight
+    from ..drafters.published.sizes import resolved
+    from ..drafters.published.weights import TargetParts
 
     entry = read_entry(folder)
-    family, settings = entry["family"], entry["settings"]
+    family = entry["family"]
     any_states = family_of(family, str(folder)).any_states
     path, as_it_is = _where_it_lies(source.target), served_form(family, request.format).make is None
     revision, trust = recipe.target.revision, request.trust_remote_code
     config = load_config(path, revision=revision, trust_remote_code=trust)
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
+    settings = resolved(entry["settings"], config)
     identity = TargetIdentity.of_parts(config, tokenizer, name=path, revision=revision)
     entry["identity"].check_same(identity, str(folder), any_states=any_states)
     target, place = served_target(path, config, trust=trust), str((folder if as_it_is else out).resolve())
@@ -79,15 +83,22 @@ def export(request: ExportRequest) -> str:
             f"{folder} is an ordinary transformers model, and {request.format} needs no other, so nothing was "
             f"written: load it as it is, with\n{lines}"
         )
-    head = None
-    if settings.get("shared_head"):
-        head = scaled_weight(load_model(path, revision=revision, trust_remote_code=trust)).detach()
+
+    @cache
+    def model() -> Any:
+        return load_model(path, revision=revision, trust_remote_code=trust)
 
     def table() -> Tensor:
-        return load_model(path, revision=revision, trust_remote_code=trust).get_input_embeddings().weight
+        return model().get_input_embeddings().weight
 
+    def projection() -> Tensor:
+        return model().get_output_embeddings().weight
+
+    head = scaled_weight(model()).detach() if settings.get("shared_head") else None
+    shaping = Shaping(target.logit_scale, target.logit_cap)
+    own = TargetParts(table, projection, target.layers, target.embedding_scale, shaping)
     words: dict[str, Any] = {"dtype": request.dtype, "head_VH": head, "tokens": start.tokens, "table": table}
-    words["ids"] = asked
+    words |= {"ids": asked, "own": own}
     made = export_of(folder, family, settings, target, request.format, **words)
     replace_folder(out, lambda folder: _fill(folder, made))
     return f"{out}: load it with\n{lines}"

@@ -285,6 +285,44 @@ class ConvertRequest:
 
 
 @dataclass
+class ConvertDrafterRequest:
+    """Write a drafter that others published as a drafter folder of ours; `--drafter` takes it as it is, too."""
+
+    drafter: Annotated[Positional[str], tyro.conf.arg(metavar="DRAFTER")]
+    """Its folder, or `hub:NAME[@REVISION]`."""
+    target: str
+    """Folder or hub name of the target that it was made for, which it is held to."""
+    out: Path
+    """New folder."""
+    revision: str | None = None
+    """Commit, tag or branch of the target on the hub."""
+    trust_remote_code: bool = False
+    """Run code that comes with the target. Leave off unless you have read it."""
+
+
+@dataclass
+class InspectDrafterRequest:
+    """Say what the form of a published drafter leaves open, and which reading of it acceptance supports."""
+
+    drafter: Annotated[Positional[str], tyro.conf.arg(metavar="DRAFTER")]
+    """Its folder, or `hub:NAME[@REVISION]`."""
+    target: str
+    """Folder or hub name of the target that it was made for."""
+    prompts: str = "stdlib"
+    """`stdlib` or a JSONL file."""
+    limit: int = 8
+    """Most prompts; every one is decoded once under each reading."""
+    prompt_tokens: int = 128
+    """Of a longer prompt the last so many tokens."""
+    max_new_tokens: int = 48
+    """Most tokens of an answer."""
+    revision: str | None = None
+    """Commit, tag or branch of the target on the hub."""
+    trust_remote_code: bool = False
+    """Run code that comes with the target. Leave off unless you have read it."""
+
+
+@dataclass
 class ExportRequest:
     """Write a trained drafter as a folder that a serving engine loads."""
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .. import __version__
+from ..drafters.hub import drafter_folder
 from ..errors import DraftsmithError, RequestError
 from ..eval.measure.environment import environment
 from ..storage import is_first, writable_folder, write_text
 from . import requests
-from .check.early import check_audit, check_chat, check_prompts, check_tree, check_tune, named
+from .check.early import check_audit, check_chat, check_least, check_prompts, check_tree, check_tune, named
 from .check.server import check_server
 from .generate import generate
 from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
@@ -154,6 +155,20 @@ def _convert(request: requests.ConvertRequest) -> str:
     return convert(request)
 
 
+def _convert_drafter(request: requests.ConvertDrafterRequest) -> str:
+    from .convert import convert_drafter
+
+    return convert_drafter(request)
+
+
+def _inspect_drafter(request: requests.InspectDrafterRequest) -> str:
+    check_least(request, limit=2, prompt_tokens=1, max_new_tokens=2)
+    folder = drafter_folder(request.drafter)
+    from .measure.readings import run_inspect_drafter
+
+    return run_inspect_drafter(request, folder, console())
+
+
 def _derive(request: requests.DeriveRequest) -> str:
     from .derive import derive
 
@@ -211,6 +226,8 @@ VERBS: dict[str, Verb] = {
     "datastore": Verb(requests.DatastoreRequest, _datastore),
     "derive": Verb(requests.DeriveRequest, _derive),
     "convert": Verb(requests.ConvertRequest, _convert),
+    "convert-drafter": Verb(requests.ConvertDrafterRequest, _convert_drafter),
+    "inspect-drafter": Verb(requests.InspectDrafterRequest, _inspect_drafter),
     "generate": Verb(requests.GenerateRequest, generate, takes_values=True),
     "tree": Verb(requests.TreeRequest, _tree, takes_values=True),
     "tune": Verb(requests.TuneRequest, _tune, takes_values=True),

@@ -177,11 +177,15 @@ class EagleShape(LayerShape):
 
     draft_vocabulary: int | None = None
     """Tokens that can be drafted; None: all of the target's."""
+    fc_bias: bool = False
+    """Whether what makes one of a pair adds a bias, as in most published drafters."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no network can have."""
         super().__post_init__()
         check_size(self.draft_vocabulary)
+        if type(self.fc_bias) is not bool:
+            raise ValueError(f"fc_bias is {self.fc_bias!r:.20}; expected true or false")
 
 
 class EagleLayer(nn.Module):
@@ -207,7 +211,7 @@ class EagleNet(PairNet):
         """`ids`: of the draft vocabulary, ascending; None: it has none, or weights hold them."""
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
+        self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=config.fc_bias)
         self._fc = SharedInputLinears(self, "fc")
         self.layers = nn.ModuleList([EagleLayer(config)])
         self.rotary = Rotary(config)

@@ -14,7 +14,7 @@ reads, U tokens of the draft vocabulary, V of the target's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
@@ -41,6 +41,10 @@ class Eagle3Shape(LayerShape):
     """Tokens that can be drafted."""
     feature_norms: bool = False
     """EAGLE-3.1: each fused state has a norm of its own, and the output comes out of the last."""
+    output_norm: bool | None = field(default=None, kw_only=True)
+    """Whether what is fed back comes out of the last norm; None: as `feature_norms`, with which it belongs."""
+    norm_before_residual: bool = field(default=False, kw_only=True)
+    """Whether the layer adds to the hidden state behind its norm, as some published drafters do."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no network can have."""
@@ -48,11 +52,18 @@ class Eagle3Shape(LayerShape):
         check_sizes(vocabulary=self.vocabulary, draft_vocabulary=self.draft_vocabulary)
         check_parts(len(self.layers), f"{len(self.layers)} fused states")
         check_layers(self.layers)
-        if self.draft_vocabulary > self.vocabulary or type(self.feature_norms) is not bool:
+        flags = (self.feature_norms, self.norm_before_residual, self.feeds_back_normed)
+        if self.draft_vocabulary > self.vocabulary or any(type(flag) is not bool for flag in flags):
             raise ValueError(
-                f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms "
-                f"{self.feature_norms!r:.20}; expected at most as many tokens, and true or false"
+                f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms, "
+                f"norm_before_residual and output_norm {flags!r:.40}; expected at most as many tokens, and true or "
+                "false"
             )
+
+    @property
+    def feeds_back_normed(self) -> bool:
+        """Whether an output is behind the last norm already."""
+        return self.feature_norms if self.output_norm is None else self.output_norm
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -162,21 +173,23 @@ class Eagle3Net(PairNet):
         return fused_BNH
 
     def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
-        """The hidden state without its norm; and embedding and hidden state, both normed."""
+        """What is added to, by default the hidden state as it is; and embedding and hidden state, both normed."""
         layer = self.midlayer
         embeds_BNH = layer.input_layernorm(embeds_BNH.to(hidden_BNH.dtype))
-        return hidden_BNH, torch.cat((embeds_BNH, layer.hidden_norm(hidden_BNH)), -1)
+        normed_BNH = layer.hidden_norm(hidden_BNH)
+        residual_BNH = normed_BNH if self.config.norm_before_residual else hidden_BNH
+        return residual_BNH, torch.cat((embeds_BNH, normed_BNH), -1)
 
     def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
         """Residuals and feed-forward part, [B, N, H]; of EAGLE-3.1 after the last norm."""
         hidden_BNH = residual_BNH + attended_BNH
         layer = self.midlayer
         hidden_BNH = hidden_BNH + layer.mlp(layer.post_attention_layernorm(hidden_BNH))
-        return self.norm(hidden_BNH) if self.config.feature_norms else hidden_BNH
+        return self.norm(hidden_BNH) if self.config.feeds_back_normed else hidden_BNH
 
     def head_input(self, hidden_BNH: Tensor) -> Tensor:
         """What the head reads of an output, [B, N, H]: after the last norm, once."""
-        return hidden_BNH if self.config.feature_norms else self.norm(hidden_BNH)
+        return hidden_BNH if self.config.feeds_back_normed else self.norm(hidden_BNH)
 
     def head(self, hidden_BNH: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [B, N, U]."""

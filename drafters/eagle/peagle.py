@@ -49,8 +49,8 @@ class PeagleShape(Eagle3Shape):
         super().__post_init__()
         check_sizes(decoder_layers=self.decoder_layers)
         check_parts(self.decoder_layers, f"{self.decoder_layers} layers")
-        if self.feature_norms:
-            raise ValueError("feature_norms is true; expected false: no output is fed back that could grow")
+        if self.feature_norms or self.output_norm:
+            raise ValueError("feature_norms or output_norm is true; expected false: no output is fed back")
 
 
 class DeeperLayer(nn.Module):

@@ -25,7 +25,16 @@ from .peagle import PeagleNet
 
 
 def eagle_for_vllm(net: EagleNet, target: ServedTarget, _how: Served) -> Export:
-    """EAGLE-1 and EAGLE-2, whose weights are the same, for vLLM."""
+    """EAGLE-1 and EAGLE-2, whose weights are the same, for vLLM.
+
+    Raises:
+        RequestError: the network has a bias, which vLLM leaves out.
+    """
+    if net.config.fc_bias:
+        raise RequestError(
+            "the drafter adds a bias behind fc (fc_bias), which vLLM would leave out without a word; export it with "
+            "--format sglang"
+        )
     return _eagle1(net, target, "LlamaForCausalLM")
 
 
@@ -44,10 +53,10 @@ def _eagle1(net: EagleNet, target: ServedTarget, architecture: str) -> Export:
     Engines hand out the rows of the target's embedding as they are, and scale them elsewhere: so
     the scale goes into what reads them, the first half of `fc`.
     """
-    own = {"architectures": [architecture], "bias": False, "logit_scale": target.logit_scale}
+    own = {"architectures": [architecture], "bias": net.config.fc_bias, "logit_scale": target.logit_scale}
     config = {**llama_words(net.config, target), **own}
     # SGLang always has this bias and would leave it as it came; vLLM never has it
-    tensors = {**without_map(net), "fc.bias": torch.zeros(net.config.hidden)}
+    tensors = {"fc.bias": torch.zeros(net.config.hidden), **without_map(net)}
     scale_2H = torch.ones(2 * net.config.hidden)
     scale_2H[: net.config.hidden] = target.embedding_scale
     tensors["fc.weight"] = tensors["fc.weight"] * scale_2H
@@ -74,12 +83,31 @@ def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:
     return Export(config, net.state_dict())
 
 
+def eagle3_for_sglang(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
+    """The native form.
+
+    Raises:
+        RequestError: as for `eagle3`; or SGLang would add to another state.
+    """
+    _check_residual(net, "SGLang")
+    return eagle3(net, target, how)
+
+
+def _check_residual(net: Eagle3Net, engine: str) -> None:
+    if net.config.norm_before_residual:
+        raise RequestError(
+            f"the drafter's layer adds to the hidden state behind its norm (norm_before_residual), and {engine} would "
+            "add to that in front of it without a word; export it with --format vllm"
+        )
+
+
 def eagle3_for_tensorrt_llm(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
     """The native form; the states that it reads are named where the engine is started, not here.
 
     Raises:
         RequestError: the engine would hand out other hidden states.
     """
+    _check_residual(net, "TensorRT-LLM")
     if 0 in net.config.layers:
         raise RequestError(
             "the drafter fuses the embedding (hidden state 0), which TensorRT-LLM does not hand out; "
@@ -98,7 +126,7 @@ def eagle3_for_llama_cpp(net: Eagle3Net, target: ServedTarget, how: Served) -> E
     Raises:
         RequestError: llama.cpp knows no such drafter, or no hidden states of such a target.
     """
-    if net.config.feature_norms:
+    if net.config.feature_norms or net.config.feeds_back_normed:
         raise RequestError(
             "the drafter has eagle3.feature_norms, which llama.cpp would leave out without a word; train one without"
         )
@@ -155,10 +183,10 @@ def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
     """What readers would otherwise take different defaults for."""
     return {
         "draft_vocab_size": shape.draft_vocabulary,
-        "norm_before_residual": False,
+        "norm_before_residual": shape.norm_before_residual,
         "norm_before_fc": False,
         "fc_norm": shape.feature_norms,
-        "norm_output": shape.feature_norms,
+        "norm_output": shape.feeds_back_normed,
     }
 
 

@@ -41,7 +41,7 @@ def rope_of(config: Any, head_size: int) -> tuple[float, dict[str, Any] | None]:
     """
     rope = rope_words(config)
     theta = float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or PLAIN_THETA)
-    scaling = _scaling(rope, config)
+    scaling = scaling_in(rope, config)
     if scaling is None:
         return theta, None
     try:
@@ -111,7 +111,7 @@ def frequencies(head_size: int, theta: float, scaling: str, device: torch.device
     return made.float().repeat(2).to(device), float(factor)
 
 
-def _scaling(rope: Mapping[str, Any], config: Any) -> dict[str, Any] | None:
+def scaling_in(rope: Mapping[str, Any], config: Any) -> dict[str, Any] | None:
     """The words of a scaling, each that another would be taken for among them; None for plain positions."""
     from transformers.modeling_rope_utils import RopeParameters
 

@@ -5,6 +5,7 @@ Read next: `draft_model.py`, `ensemble.py`, `quantised.py`, `early_exit.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,7 @@ from ...errors import RequestError
 from ..config import BY_AUTO, DrafterConfig
 from ..families import FAMILIES
 from ..folder import REMEDY, is_drafter, kind_of, names_in, read_entry, read_settings
-from ..identity import TargetIdentity
+from ..identity import TargetIdentity, fingerprint
 from ..layers.draft_vocabulary import common, restrict
 from ..layers.named_ids import read_ids
 from ..registry import load_drafter
@@ -58,9 +59,12 @@ def load_pard(folder: Path, target: Backbone, *, draft_length: int = 4, config: 
     Raises:
         RequestError: as for `load_drafter`, sizes apart; or its mask has no id.
     """
-    any_states = FAMILIES[Pard.family].any_states
-    read_entry(folder)["identity"].check_same(TargetIdentity.of(target), str(folder), any_states=any_states)
+    any_states, identity = FAMILIES[Pard.family].any_states, read_entry(folder)["identity"]
+    identity.check_same(TargetIdentity.of(target), str(folder), any_states=any_states)
     backbone = load_target(str(folder), device=str(target.device))
+    if identity.tokenizer is None:  # as others publish it, with its tokenizer beside it
+        own = replace(identity, tokenizer=fingerprint(backbone.tokenizer))
+        own.check_same(TargetIdentity.of(target), str(folder), any_states=any_states)
     mask = need_mask(backbone.model.config, folder)
     config = config or DrafterConfig()
     drafter = Pard(backbone, target.vocabulary, mask=mask, **_how(draft_length, config))

@@ -250,7 +250,7 @@ def _check_warm_start(drafter: nn.Module, recipe: Recipe, models: Models) -> Non
         identity = TargetIdentity.of_parts(
             models.target().config, models.tokenizer(), name=target.path, revision=target.revision
         )
-    check_warm_start(drafter, recipe, identity)
+    check_warm_start(drafter, recipe, identity, models.target().config)
 
 
 def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> nn.Module:

@@ -21,7 +21,10 @@ from ...decoding.backbone.backbone import Backbone
 from ...drafters.families import FAMILIES
 from ...drafters.folder import REMEDY, built_from, read_entry
 from ...drafters.identity import TargetIdentity
-from ...drafters.layers.llama import Rotary
+from ...drafters.layers.llama import LayerShape, Rotary
+from ...drafters.published.forms import published
+from ...drafters.published.sizes import resolved
+from ...drafters.published.weights import TargetParts
 from ...drafters.weights import load_weights
 from ...errors import RequestError
 from ..methods import METHODS
@@ -31,6 +34,18 @@ from ..sections import Sections
 _log = logging.getLogger(__name__)
 _Drafter = TypeVar("_Drafter", bound=nn.Module)
 _POSITIONS = ("rope_theta", "rope_scaling")
+_THEIRS = (
+    "intermediate",
+    "heads",
+    "kv_heads",
+    "head_size",
+    "eps",
+    "fc_bias",
+    "norm_before_residual",
+    "output_norm",
+    "rotary",
+)
+"""Sizes of a published drafter's layers, which it goes on with whatever the target's are."""
 
 
 def warm_started(module: _Drafter, recipe: Sections, target: Backbone) -> _Drafter:
@@ -44,15 +59,19 @@ def warm_started(module: _Drafter, recipe: Sections, target: Backbone) -> _Draft
     """
     if recipe.model.start_from is None:
         return module
-    check_warm_start(module, recipe, TargetIdentity.of(target))
+    check_warm_start(module, recipe, TargetIdentity.of(target), target.model.config)
     folder = Path(recipe.model.start_from)
-    _keep_positions(module, _entry(folder)["settings"], folder)
-    load_weights(module, folder)
+    settings = resolved(_entry(folder)["settings"], target.model.config)
+    if published(folder) is None:
+        _keep_positions(module, settings, folder)
+    else:
+        module = _of_its_own_sizes(module, settings, folder)
+    load_weights(module, folder, TargetParts.of(target.model))
     _log.info("the drafter is initialised from %s", recipe.model.start_from)
     return module
 
 
-def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity | None) -> None:
+def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity | None, config: Any) -> None:
     """Raise RequestError where `module` cannot go on from the folder that `start_from` names.
 
     That is: no drafter is there, it is of another family, for another target, or of other sizes.
@@ -60,6 +79,7 @@ def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity
     Args:
         module: the fresh drafter; its weights may be only shapes.
         target: None where it is not known yet.
+        config: the target's, of `transformers`.
     """
     check_not_pruned(recipe.model)
     folder = Path(recipe.model.start_from or "")
@@ -72,7 +92,7 @@ def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity
         )
     if target is not None:
         entry["identity"].check_same(target, f"{folder} (model.start_from)")
-    _check_sizes(module, recipe, entry["settings"], folder)
+    _check_sizes(module, recipe, resolved(entry["settings"], config), folder)
 
 
 def check_start_folder(recipe: Sections) -> None:
@@ -89,6 +109,14 @@ def _entry(folder: Path) -> dict[str, Any]:
         return read_entry(folder)
     except RequestError as error:
         raise RequestError(f"model.start_from: {error}") from error
+
+
+def _of_its_own_sizes(module: _Drafter, settings: dict[str, Any], folder: Path) -> _Drafter:
+    """A drafter of the sizes that others chose for theirs, which are rarely the target's, in place of a fresh one."""
+    fresh: Any = module
+    with built_from(folder / "config.json", "a drafter"):
+        made: _Drafter = type(fresh).from_settings(settings)
+    return made.to(next(module.parameters()).device)
 
 
 def _keep_positions(module: Any, settings: dict[str, Any], folder: Path) -> None:
@@ -129,6 +157,8 @@ def _check_sizes(module: Any, recipe: Sections, settings: dict[str, Any], folder
     if lost := sorted(own.keys() - there.keys()):
         raise RequestError(f"model.start_from: {folder / 'config.json'} does not say its {', '.join(lost)}: {REMEDY}")
     own, there = _without_positions(own), _without_positions(there)
+    if isinstance(module.config, LayerShape) and published(folder) is not None:
+        own, there = ({name: each[name] for name in each if name not in _THEIRS} for each in (own, there))
     wrong = sorted(key for key in own.keys() | there.keys() if own.get(key) != there.get(key))
     if not wrong:
         return

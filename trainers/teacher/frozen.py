@@ -226,11 +226,9 @@ def freeze(target: PreTrainedModel) -> PreTrainedModel:
 
 
 def settings_of(shape: Any) -> dict[str, Any]:
-    """The sizes of a drafter as its folder holds them; without a draft vocabulary there is no word of one."""
-    settings = asdict(shape)
-    if settings.get("draft_vocabulary", 0) is None:
-        del settings["draft_vocabulary"]
-    return settings
+    """The sizes of a drafter as its folder holds them, without a word of what it does not have."""
+    lacking = {"draft_vocabulary": None, "fc_bias": False, "norm_before_residual": False, "output_norm": None}
+    return {name: value for name, value in asdict(shape).items() if lacking.get(name, ...) is not value}
 
 
 def saver(target: Backbone, family: str) -> Save:

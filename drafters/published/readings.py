@@ -1,0 +1,106 @@
+"""What the form of a published drafter leaves open, and the ways in which others have read it.
+
+A number of a layer means the state in front of it to some engines and the one behind it to others; flags have other
+defaults in other readers; words are left out. Each reading is a change of our settings: the first one is how the
+folder is read here, with the reason. Which one is right no file says; acceptance does, as a drafter that is read
+wrongly drafts worse. Read next: `sizes.py`, which takes the first; `launch/measure/readings.py`, which measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .forms import Published
+from .sizes import FUSED
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read a drafter."""
+
+    what: str
+    source: str
+    """Why, or by whom, it is read so."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Of our settings."""
+
+
+def readings_of(found: Published, settings: Mapping[str, Any], target: Any) -> list[Reading]:
+    """Every reading, that of `--drafter` first.
+
+    Args:
+        settings: those that it is read with, for its target.
+        target: the target's config, of `transformers`.
+    """
+    own = target.get_text_config(decoder=True)
+    return [
+        Reading("as it is read here", _source(found)),
+        *_of_states(settings, int(own.num_hidden_layers)),
+        *_of_flags(found, settings),
+        *_of_positions(found, settings, own),
+    ]
+
+
+def _source(found: Published) -> str:
+    """How the hidden states are counted, by whose words."""
+    files, family = found.files, found.form.family
+    if family in ("dflash", "dspark", "dflash2"):
+        return "states by their number" if files.by_speculators else "states by the layer behind which they stand"
+    if family not in ("eagle3", "peagle"):
+        return f"as {found.form.title} has it"
+    if files.config.get("eagle_aux_hidden_state_layer_ids") is not None:
+        return "states by their number, as vLLM and speculators count"
+    nested = isinstance(files.config.get("eagle_config"), Mapping)
+    return "states by the layer behind which they stand" if nested else f"states {', '.join(FUSED)}, every default"
+
+
+def _of_states(settings: Mapping[str, Any], count: int) -> list[Reading]:
+    """The states one earlier and one later."""
+    layers = settings.get("layers")
+    if not isinstance(layers, list):
+        return []
+    ways = ((-1, "a number that was taken for the state in front of its layer"), (1, "the other way round"))
+    moved = [([layer + by for layer in layers], why) for by, why in ways]
+    return [
+        Reading(f"hidden states {', '.join(map(str, each))}", why, {"layers": each})
+        for each, why in moved
+        if min(each) >= 0 and max(each) < count
+    ]
+
+
+_FLAGS = {
+    "eagle3": {
+        "norm_before_residual": "the default of vLLM where the word is missing",
+        "output_norm": "norm_output, which is false where it is missing, and true to SpecForge",
+    },
+    "peagle": {"norm_before_residual": "the default of vLLM where the word is missing"},
+    "dflash": {"causal": "what some readers make of sliding_window_non_causal"},
+    "dspark": {"causal": "what some readers make of sliding_window_non_causal"},
+    "dflash2": {"causal": "what some readers make of sliding_window_non_causal"},
+    "mtp": {"blank_first": "engines leave out the embedding of position 0"},
+}
+
+
+def _of_flags(found: Published, settings: Mapping[str, Any]) -> list[Reading]:
+    made = []
+    for name, why in _FLAGS.get(found.form.family, {}).items():
+        other = not settings.get(name, settings["feature_norms"] if name == "output_norm" else False)
+        made.append(Reading(f"{name} {str(other).lower()}", why, {name: other}))
+    if found.form.family == "mtp":
+        before = "states in front of the last norm, as speculators trains"
+        made.append(Reading("state before", before, {"state": "before"}))
+    return made
+
+
+def _of_positions(found: Published, settings: Mapping[str, Any], target: Any) -> list[Reading]:
+    """The target's own angle, where the drafter's config does not say any."""
+    words = found.files.layer
+    rope = words.get("rope_parameters") or {}
+    theta = (getattr(target, "rope_parameters", None) or {}).get("rope_theta")
+    if "rope_theta" not in settings or words.get("rope_theta") or rope.get("rope_theta"):
+        return []
+    if not isinstance(theta, (int, float)) or theta == settings["rope_theta"]:
+        return []
+    return [Reading(f"rope_theta {theta:g}", "the target's, as the config says none", {"rope_theta": float(theta)})]

@@ -1,0 +1,67 @@
+"""What a form leaves open: its readings, each of which is decoded, and what their acceptance says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.drafters.published.forms import published
+from draftsmith.drafters.published.readings import Reading, readings_of
+from draftsmith.drafters.published.sizes import resolved
+from draftsmith.launch.cli import main
+from draftsmith.launch.measure.readings import verdict
+from helpers.models.published_forms import FORMS
+
+
+def test_every_reading_can_be_loaded_and_measured(
+    deep: Backbone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"abc def {n}"}) + "\n" for n in range(2)))
+    folder = FORMS["EAGLE-3, the target's head"](deep.model).write(tmp_path / "d")
+    words = ["--target", deep.name, "--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "6"]
+    assert main(["inspect-drafter", str(folder), *words]) == 0
+    out = capsys.readouterr().out
+    for reading in (
+        "as it is read here",
+        "hidden states 1, 3, 4",
+        "hidden states 3, 5, 6",
+        "norm_before_residual true",
+    ):
+        assert re.search(rf"{reading} +\d\.\d\d \+- ", out), reading
+    assert "acceptance " in out
+
+
+def test_readings_of_each_form(deep: Backbone, tmp_path: Path) -> None:
+    """The first changes nothing; no other is the same."""
+    config = deep.model.config
+    for number, (form, make) in enumerate(FORMS.items()):
+        found = published(make(deep.model).write(tmp_path / str(number)))
+        assert found is not None
+        first, *others = readings_of(found, resolved(found.form.settings(found.files), config), config)
+        assert not first.changes
+        assert all(each.changes for each in others)
+        assert len({each.what for each in others}) == len(others), form
+
+
+OPEN = [
+    Reading("as it is read here", ""),
+    Reading("another", "by somebody", {"layers": [1, 2]}),
+    Reading("a third", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("rates", "says"),
+    [
+        ([[0.0, 0.05], [0.0, 0.0], [0.0, 0.0]], "supports no reading"),
+        ([[2.0, 1.8], [0.3, 0.2], [0.1, 0.2]], "supports the drafter as it is read here"),
+        ([[0.3, 0.2], [2.0, 1.8], [0.1, 0.2]], r"supports another reading: another \(by somebody\).* layers \[1, 2\]"),
+        ([[2.0, 0.4], [0.9, 1.0], [0.1, 0.2]], "does not tell as it is read here from another"),
+    ],
+)
+def test_verdicts(rates: list[list[float]], says: str) -> None:
+    assert re.search(says, verdict(OPEN, [np.array(each) for each in rates]))
