@@ -205,6 +205,25 @@ class TuneRequest:
 
 
 @dataclass
+class CompareRequest:
+    """Measure any number of drafters and methods on one target in one interleaved run, each audited."""
+
+    target: Positional[str]
+    """Folder, GGUF file or hub name of the target."""
+    drafters: tuple[str, ...] = ()
+    """Runs, drafters' folders, ours or as others publish them, and `hub:NAME[@REVISION]`."""
+    method: Annotated[str | None, tyro.conf.arg(help=f"Methods without a drafter: {', '.join(training_free())}.")] = (
+        None
+    )
+    prompts: str = "stdlib"
+    """A file, `stdlib`, or sets with commas between: NAME, NAME@REVISION, NAME=FILE."""
+    out: Path = Path("compare")
+    """Folder for results.json; the same command goes on there."""
+    audit: bool = True
+    """Run the losslessness audit of each first; --no-audit shows "not audited" in its place."""
+
+
+@dataclass
 class ChatRequest(Pair):
     """Type prompts and watch the drafter work: tokens coloured by origin, speed beside plain decoding."""
 

@@ -19,7 +19,16 @@ from ..errors import DraftsmithError, RequestError
 from ..eval.measure.environment import environment
 from ..storage import is_first, writable_folder, write_text
 from . import requests
-from .check.early import check_audit, check_chat, check_least, check_prompts, check_tree, check_tune, named
+from .check.early import (
+    check_audit,
+    check_chat,
+    check_compare,
+    check_least,
+    check_prompts,
+    check_tree,
+    check_tune,
+    named,
+)
 from .check.server import check_server
 from .generate import generate
 from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
@@ -129,6 +138,14 @@ def _tune(request: requests.TuneRequest, overrides: Values) -> None:
     run_tune(request, pairs, console())
 
 
+def _compare(request: requests.CompareRequest, overrides: Values) -> None:
+    check_prompts(request.prompts)
+    pairs = check_compare(request, overrides)
+    from .measure.compare import run_compare
+
+    run_compare(request, overrides, pairs, console())
+
+
 def _chat(request: requests.ChatRequest, overrides: Values) -> None:
     pair = check_chat(request, overrides)
     from .chat import chat
@@ -231,6 +248,7 @@ VERBS: dict[str, Verb] = {
     "generate": Verb(requests.GenerateRequest, generate, takes_values=True),
     "tree": Verb(requests.TreeRequest, _tree, takes_values=True),
     "tune": Verb(requests.TuneRequest, _tune, takes_values=True),
+    "compare": Verb(requests.CompareRequest, _compare, takes_values=True),
     "chat": Verb(requests.ChatRequest, _chat, takes_values=True),
     "export": Verb(requests.ExportRequest, _export),
     "push": Verb(requests.PushRequest, _push),

@@ -33,12 +33,19 @@ _SIZES = (2, 3, 5, 9, 17, 33, 65)  # nodes of the verify calls that are timed
 
 
 def evaluate(
-    target: Backbone, arms: Sequence[Arm], requests: Sequence[Request], config: EvalConfig, *, left_out: int = 0
+    target: Backbone,
+    arms: Sequence[Arm],
+    requests: Sequence[Request],
+    config: EvalConfig,
+    *,
+    left_out: int = 0,
+    own_lengths: bool = False,
 ) -> dict[str, Any]:
     """One row of results per method and temperature, and the first one's sweep of draft lengths.
 
     Args:
         left_out: turns that are not among the requests, being too long, for the result.
+        own_lengths: every drafter drafts as it is set, whatever `config.draft_length` says.
 
     Raises:
         RequestError: `config.max_new_tokens` is too small for a step to count.
@@ -47,7 +54,7 @@ def evaluate(
     context = int(np.median([len(each.ids) for each in requests])) + config.max_new_tokens // 2
     sweeping = config.sweep if arms[0].sweeps else []
     for arm in arms:
-        arm.at(config.draft_length if arm.sweeps else None)
+        arm.at(config.draft_length if arm.sweeps and not own_lengths else None)
     widest = max(arm.drafter.nodes for arm in arms)
     sizes = sorted({*sweeping, widest - 1, *(n - 1 for n in _SIZES if n < widest)})
     model = next((arm.backbone for arm in arms if arm.backbone is not None), None)

@@ -22,7 +22,7 @@ from ...trainers.methods import own_sections
 from ..methods import SKELETON, TRAINED, need_draft, split_methods
 from ..recipe.load import load_recipe, without_run
 from ..recipe.model import Recipe
-from ..requests import AuditRequest, ChatRequest, Pair, RunPair, TreeRequest, TuneRequest
+from ..requests import AuditRequest, ChatRequest, CompareRequest, Pair, RunPair, TreeRequest, TuneRequest
 from .devices import processes
 
 _OF_TRAINING = ("method", "features", "machine", "model", "objective", "optimizer", "checkpoint", "probe")
@@ -270,6 +270,32 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
             )
         if not is_fetched(folder):
             writable_folder(folder)
+    return pairs
+
+
+def check_compare(request: CompareRequest, overrides: Sequence[tuple[str, str]]) -> list[NamedFolders]:
+    """What is compared: each drafter as it was tuned, then the methods without one.
+
+    Raises:
+        RequestError: nothing is named, something twice, or a method that needs a drafter.
+    """
+    check_alone("compare", "measures by clocks, which differ between them")
+    methods = [] if request.method is None else split_methods(request.method)
+    if odd := [name for name in methods if name in need_draft() or name == SKELETON]:
+        raise RequestError(f"--method names {odd[0]}, which compare takes from no drafter by itself; name others")
+    if not request.drafters and not methods:
+        raise RequestError("nothing is named to compare; name runs or drafters' folders by --drafters, or --method")
+    for each in request.drafters:
+        if request.drafters.count(each) > 1:
+            raise RequestError(f"--drafters names {each} twice; expected each once")
+    beside = [*methods, *([TRAINED] if request.drafters else [])]
+    pairs = []
+    for each in request.drafters:
+        run = Path(each) if (Path(each) / "run.yaml").is_file() else None
+        pair = Pair(run, request.target, None if run else each)
+        pairs.append(named(pair, overrides, tuned=True, beside=beside))
+    if methods:
+        pairs.append(named(Pair(None, request.target, None, ",".join(methods)), overrides, beside=beside))
     return pairs
 
 

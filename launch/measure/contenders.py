@@ -66,7 +66,7 @@ def _contender(name: str, pair: NamedFolders, target: Backbone, *, several: bool
     grids = [
         each for grid in family.grids if (each := _that_fits(grid, family, folder, pair.recipe.drafter)) is not None
     ]
-    title = f"{family.title} of {_whose(folder)}" if several and folder else family.title
+    title = f"{family.title} of {whose(folder)}" if several and folder else family.title
     stands = any(grid.holds(_own_values(pair.recipe, grid)) for grid in grids)
     sizes = cuts(folder, pair.recipe, target) if folder is not None and family.reads("draft_vocabulary") else ()
     return Contender(name_of(name, folder), title, grids, not stands, load, sizes)
@@ -87,7 +87,7 @@ def name_of(method: str, folder: Path | None) -> str:
     return shown(folder) if method == TRAINED else f"{method} {shown(folder)}"
 
 
-def _whose(folder: Path) -> str:
+def whose(folder: Path) -> str:
     """The run that a drafter is of, or its name on the hub."""
     return shown(folder) if is_fetched(folder) else folder.parent.name or folder.name
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +150,7 @@ def repeat_of(request: object, verb: str, overrides: Sequence[tuple[str, str]]) 
         value, flag = getattr(request, field.name), field.name.replace("_", "-")
         if value == field.default:
             continue
-        if field.name == "run_folder":
+        if field.name == "run_folder" or field.default is MISSING:
             arguments.append(str(value))
         elif value is False:
             arguments.append(f"--no-{flag}")

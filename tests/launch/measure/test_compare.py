@@ -1,0 +1,115 @@
+"""`draftsmith compare`: several drafters and methods in one interleaved run, resumable, each with its verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from draftsmith.data.prompt_rows import Prompt
+from draftsmith.decoding.backbone.loading import load_target
+from draftsmith.drafters.heads.medusa import MedusaHeads
+from draftsmith.drafters.tuned_file import write_tuned
+from draftsmith.eval.report.results import read_results
+from draftsmith.launch.cli import main
+from draftsmith.launch.measure import compare
+from draftsmith.launch.measure.compare import seen_in
+from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.trainers.teacher.frozen import saver
+from helpers.models.shallow_target import SHALLOW
+
+FEW = ["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.repeats", "1", "--eval.temperatures", "0,1"]
+FEW += ["--audit.tokens", "500", "--audit.sequences", "10000", "--audit.prompts", "2", "--audit.max_new_tokens", "16"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two runs of untrained heads, one of them tuned, on rows that hold the prompts."""
+    target, made = load_target(SHALLOW), []
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "def add(a, b):\\n    return a + b\\n"}\n' * 3)
+    for name, heads in (("two", 2), ("four", 4)):
+        net = MedusaHeads.for_target(target.model, heads=heads, shared_head=True)
+        saver(target, "medusa")(net, tmp_path / name / "drafter")
+        values = [("target.path", SHALLOW), ("data.source", str(rows))]
+        (tmp_path / name / "run.yaml").write_text(load_recipe("medusa-tiny", values).yaml())
+        made.append(tmp_path / name)
+    facts = {"temperature": 0.0, "batch": 1, "processor": "here"}
+    write_tuned(made[0] / "drafter", {"drafter.medusa.nodes": "6"}, facts)
+    return made
+
+
+def compared(runs: list[Path], prompts: Path, out: Path, *more: str) -> int:
+    words = ["compare", SHALLOW, "--drafters", *map(str, runs), "--method", "prompt-lookup"]
+    return main([*words, "--prompts", str(prompts), "--out", str(out), *FEW, *more])
+
+
+def test_all_in_one_table_and_what_is_not_alike_is_said(
+    runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    assert compared(runs, prompts, out) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    results = read_results(out / "results.json")
+    names = ["medusa of two", "medusa of four", "prompt-lookup"]
+    assert [(row["method"], row["temperature"]) for row in results["rows"]] == [
+        (name, temperature) for temperature in (0.0, 1.0) for name in names
+    ]
+    assert {row["verdict"] for row in results["rows"]} == {"lossless"}
+    assert [row["nodes"] for row in results["rows"][:2]] == [6, 20]
+    assert len({row["draft_length"] for row in results["rows"]}) > 1  # each drafts as it is set
+    assert "two: tuned for T = 0.0, batch 1, here to tree of 6 nodes" in printed
+    assert "! not tuned, so drafting as recipes have it: four" in printed
+    assert "! 2 of 2 prompts stand in what two was trained on" in printed
+    assert [each["path"] for each in results["draft"]["loaded"]] == [str(run / "drafter") for run in runs]
+    assert results["repeat"][0].startswith(f"draftsmith compare {SHALLOW}")
+    assert main(["report", str(out), "--markdown"]) == 0
+    assert "medusa of four" in (out / "table.md").read_text()
+
+    # the same command takes what is there, and measures what is not
+    (out / "temperature-1.json").unlink()
+    (out / "audit-2.json").unlink()
+    audits: list[object] = []
+    real = compare.audit
+    monkeypatch.setattr(compare, "audit", lambda *given, **how: audits.append(given[1]) or real(*given, **how))
+    assert compared(runs, prompts, out) == 0
+    again = read_results(out / "results.json")
+    assert len(audits) == 1
+    assert again["rows"][:3] == results["rows"][:3]
+    assert [row["tau"] for row in again["rows"][3:]] == [row["tau"] for row in results["rows"][3:]]
+
+
+def test_other_settings_are_another_comparison(
+    runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompts, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    assert compared(runs[:1], prompts, out, "--no-audit", "--eval.temperatures", "0") == 0
+    assert {row["verdict"] for row in read_results(out / "results.json")["rows"]} == {"not audited"}
+    assert compared(runs[:1], prompts, out, "--no-audit", "--eval.temperatures", "0", "--eval.seed", "3") == 2
+    assert "name another --out" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "nothing is named to compare"),
+        (["--drafters", "a", "a"], "--drafters names a twice"),
+        (["--method", "trained"], "--method names trained, which compare takes from no drafter by itself"),
+        (["--drafters", "gone"], "gone"),
+        (["--method", "prompt-lookup", "--prompts", "gone.jsonl"], "there is no prompt file gone.jsonl"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", SHALLOW, *words]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_prompts_are_found_in_rows_however_they_are_spelled(tmp_path: Path) -> None:
+    prompts = [Prompt(str(n), "all", (text,), chat=True) for n, text in enumerate(['a \u2713\n"b"', "absent"])]
+    for ascii in (True, False):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"text": f"so: {prompts[0].turns[0]}"}, ensure_ascii=ascii))
+        assert seen_in(tmp_path / "rows.jsonl", prompts) == 1
+    assert seen_in(tmp_path / "gone.jsonl", prompts) == 0
