@@ -43,6 +43,8 @@ class Eagle3Shape(LayerShape):
     """EAGLE-3.1: each fused state has a norm of its own, and the output comes out of the last."""
     output_norm: bool | None = field(default=None, kw_only=True)
     """Whether what is fed back comes out of the last norm; None: as `feature_norms`, with which it belongs."""
+    own_embedding: bool = field(default=False, kw_only=True)
+    """Whether tokens are embedded by a table of the network's own, as others train some; it is not trained here."""
     norm_before_residual: bool = field(default=False, kw_only=True)
     """Whether the layer adds to the hidden state behind its norm, as some published drafters do."""
 
@@ -52,12 +54,12 @@ class Eagle3Shape(LayerShape):
         check_sizes(vocabulary=self.vocabulary, draft_vocabulary=self.draft_vocabulary)
         check_parts(len(self.layers), f"{len(self.layers)} fused states")
         check_layers(self.layers)
-        flags = (self.feature_norms, self.norm_before_residual, self.feeds_back_normed)
+        flags = (self.feature_norms, self.norm_before_residual, self.feeds_back_normed, self.own_embedding)
         if self.draft_vocabulary > self.vocabulary or any(type(flag) is not bool for flag in flags):
             raise ValueError(
                 f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms, "
-                f"norm_before_residual and output_norm {flags!r:.40}; expected at most as many tokens, and true or "
-                "false"
+                f"norm_before_residual, output_norm and own_embedding {flags!r:.40}; expected at most as many tokens, "
+                "and true or false"
             )
 
     @property
@@ -119,6 +121,8 @@ class Eagle3Net(PairNet):
         self._fc = SharedInputLinears(self, "fc")
         if config.feature_norms:
             self.fc_norm = nn.ModuleList(Norm(H, config.eps) for _ in config.layers)
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocabulary, H)
         self.midlayer = Eagle3Layer(config)
         self.norm = Norm(H, config.eps)
         self.lm_head = nn.Linear(H, U, bias=False)

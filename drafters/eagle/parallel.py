@@ -57,9 +57,11 @@ class Peagle(Eagle3):
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: the network, once."""
-        if self.head.rows_U is None:
+        if self.head.rows_U is None and not self.net.config.own_embedding:
             return [self.net]
-        return [*(each for name, each in self.net.named_children() if name != "lm_head"), self.head.layer]
+        # of a table single rows are read
+        parts = (each for name, each in self.net.named_children() if name not in ("lm_head", "embed_tokens"))
+        return [*parts, self.head.layer]
 
     @property
     def _most_written(self) -> int:

@@ -366,6 +366,8 @@ class Eagle3(Eagle):
         """`settings`: those of `Eagle`."""
         super().__init__(net, target, **settings)
         self.layers = net.config.layers
+        if net.config.own_embedding:
+            self._embed = net.embed_tokens
 
     @property
     def weights_read(self) -> list[nn.Module]:

@@ -89,11 +89,17 @@ def eagle3_for_sglang(net: Eagle3Net, target: ServedTarget, how: Served) -> Expo
     Raises:
         RequestError: as for `eagle3`; or SGLang would add to another state.
     """
-    _check_residual(net, "SGLang")
+    _check_engine(net, "SGLang")
     return eagle3(net, target, how)
 
 
-def _check_residual(net: Eagle3Net, engine: str) -> None:
+def _check_engine(net: Eagle3Net, engine: str) -> None:
+    """Raise RequestError for what some engines leave out without a word."""
+    if net.config.own_embedding:
+        raise RequestError(
+            f"the drafter embeds tokens by a table of its own, and {engine} embeds them by the target's; export it "
+            "with --format vllm"
+        )
     if net.config.norm_before_residual:
         raise RequestError(
             f"the drafter's layer adds to the hidden state behind its norm (norm_before_residual), and {engine} would "
@@ -107,7 +113,7 @@ def eagle3_for_tensorrt_llm(net: Eagle3Net, target: ServedTarget, how: Served) -
     Raises:
         RequestError: the engine would hand out other hidden states.
     """
-    _check_residual(net, "TensorRT-LLM")
+    _check_engine(net, "TensorRT-LLM")
     if 0 in net.config.layers:
         raise RequestError(
             "the drafter fuses the embedding (hidden state 0), which TensorRT-LLM does not hand out; "
@@ -149,12 +155,12 @@ def speculators(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
     check_layers(net.config.layers, target.layers, "eagle3.layers")
     llama = llama_words(net.config, target)
     config = {
+        "embed_requires_grad": False,
         **_eagle3_words(net.config),
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
         "target_hidden_size": None,
-        "embed_requires_grad": False,
         "tie_word_embeddings": False,
         "eagle_aux_hidden_state_layer_ids": list(net.config.layers),
         "transformer_layer_config": llama,
@@ -176,7 +182,8 @@ def speculators(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
     if how.table is None:
         raise ValueError("the form of speculators is exported with the target's embedding")
     # its own reader fills a missing table from the target only where it finds the memory of it to be NaN
-    return Export(config, tensors | {"embed_tokens.weight": how.table().detach()})
+    table_VH = net.state_dict().get("embed_tokens.weight", how.table().detach())
+    return Export(config, tensors | {"embed_tokens.weight": table_VH})
 
 
 def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
@@ -187,6 +194,7 @@ def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
         "norm_before_fc": False,
         "fc_norm": shape.feature_norms,
         "norm_output": shape.feeds_back_normed,
+        **({"embed_requires_grad": True} if shape.own_embedding else {}),
     }
 
 
@@ -207,6 +215,10 @@ def peagle(net: PeagleNet, target: ServedTarget, how: Served) -> Export:
         if part == "input_layernorm.weight":  # engines have both in every layer, and differ in which one they read
             tensors[f"{name_there}hidden_norm.weight"] = tensors[name_there + part].clone()
     tensors["mask_hidden"] = masks["mask_hidden"][None]  # [1, 1, F]
-    tensors["embed_tokens.weight"] = with_mask(how, target, mask, masks["mask_embedding"][0])
+    if net.config.own_embedding:
+        tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].clone()
+        tensors["embed_tokens.weight"][mask] = masks["mask_embedding"][0]
+    else:
+        tensors["embed_tokens.weight"] = with_mask(how, target, mask, masks["mask_embedding"][0])
     words = {"num_hidden_layers": net.config.decoder_layers, "pard_token": mask}
     return Export({**made.config, **words}, tensors)

@@ -55,6 +55,8 @@ def eagle3(files: Files) -> dict[str, Any]:
     drafted = vocabulary if head is None else head.shape[0]
     norms = any(name.startswith("fc_norm.") for name in files.heads)
     flags = {"norm_before_residual": True} if files.word("norm_before_residual") else {}
+    if files.word("embed_requires_grad") is True and "embed_tokens.weight" in files.heads:
+        flags["own_embedding"] = True
     # in the native form without norms of states the word is SpecForge's, and means the norm in front of the head
     fed_back = bool(files.word("norm_output")) and (norms or files.by_speculators)
     if fed_back != norms:

@@ -66,6 +66,8 @@ def weights_of(found: Published, settings: dict[str, Any], target: TargetParts) 
     _check_shaping(found, target)
     _check_last(found, settings, target)
     ours = {ours: _read(found, theirs) for ours, theirs in names.items()}
+    if settings.get("own_embedding"):
+        ours["embed_tokens.weight"] = _read(found, "embed_tokens.weight")
     making = _Making(found, settings, target, ours)
     _check_copies(making)
     remade = found.form.remade
@@ -144,7 +146,11 @@ def _check_copies(making: _Making) -> None:
     found, target = making.found, making.target
     ids_U = _drafted(making)
     for name, part in found.form.copies.items():
-        if name not in found.files.heads or (part == "head" and making.settings.get("shared_head") is False):
+        if (
+            name not in found.files.heads
+            or name in making.ours
+            or (part == "head" and making.settings.get("shared_head") is False)
+        ):
             continue
         own_VH = (target.embedding if part == "embedding" else target.head)().detach().float().cpu()
         if part == "head" and ids_U is not None:

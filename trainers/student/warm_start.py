@@ -43,6 +43,7 @@ _THEIRS = (
     "fc_bias",
     "norm_before_residual",
     "output_norm",
+    "own_embedding",
     "rotary",
 )
 """Sizes of a published drafter's layers, which it goes on with whatever the target's are."""
@@ -114,6 +115,11 @@ def _entry(folder: Path) -> dict[str, Any]:
 def _of_its_own_sizes(module: _Drafter, settings: dict[str, Any], folder: Path) -> _Drafter:
     """A drafter of the sizes that others chose for theirs, which are rarely the target's, in place of a fresh one."""
     fresh: Any = module
+    if settings.get("own_embedding"):
+        raise RequestError(
+            f"model.start_from names {folder}, a drafter with an embedding of its own, and training embeds by the "
+            "target's: it decodes as it is, and is not trained on here"
+        )
     with built_from(folder / "config.json", "a drafter"):
         made: _Drafter = type(fresh).from_settings(settings)
     return made.to(next(module.parameters()).device)

@@ -227,7 +227,13 @@ def freeze(target: PreTrainedModel) -> PreTrainedModel:
 
 def settings_of(shape: Any) -> dict[str, Any]:
     """The sizes of a drafter as its folder holds them, without a word of what it does not have."""
-    lacking = {"draft_vocabulary": None, "fc_bias": False, "norm_before_residual": False, "output_norm": None}
+    lacking = {
+        "draft_vocabulary": None,
+        "fc_bias": False,
+        "norm_before_residual": False,
+        "output_norm": None,
+        "own_embedding": False,
+    }
     return {name: value for name, value in asdict(shape).items() if lacking.get(name, ...) is not value}
 
 

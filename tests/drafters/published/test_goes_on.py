@@ -13,7 +13,7 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import ModelConfig
-from draftsmith.trainers.method_config import BlockConfig, Eagle3Config, MedusaConfig
+from draftsmith.trainers.method_config import BlockConfig, Eagle3Config, MedusaConfig, PeagleConfig
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.student.warm_start import warm_started
 from draftsmith.trainers.teacher.frozen import saver
@@ -93,6 +93,7 @@ EXPORTED = {
     "EAGLE-3, the target's head": "vllm",
     "EAGLE-3, speculators": "speculators",
     "P-EAGLE, speculators": "vllm",
+    "EAGLE-3, norms of states alone": "vllm",
     "DFlash, z-lab": "sglang",
     "DSpark, DeepSpec": "vllm",
     "DFlash 2, z-lab": "vllm",
@@ -134,3 +135,12 @@ def test_a_name_on_the_hub_goes_the_same_way(deep: Backbone, tmp_path: Path, mon
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert load_drafter("hub:org/drafter", deep).family == "dflash"
+
+
+def test_an_embedding_of_its_own_is_not_trained_on(deep: Backbone, tmp_path: Path) -> None:
+    folder = FORMS["P-EAGLE, an embedding of its own"](deep.model).write(tmp_path / "d")
+    sizes = PeagleConfig(layers=(2, 4, 5), vocabulary=len(WORDS), decoder_layers=2)
+    recipe = Recipe(method="peagle", model=ModelConfig(start_from=str(folder)), peagle=sizes)
+    fresh = METHODS["peagle"].code().student(recipe, deep.model, range(len(WORDS)))
+    with pytest.raises(RequestError, match="with an embedding of its own, and training embeds by the target's"):
+        warm_started(fresh, recipe, deep)

@@ -59,6 +59,7 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "eagle3, one state": lambda model: eagle3(model, layers=(4,)),
     "eagle3.1": lambda model: eagle3(model, feature_norms=True),
     "eagle3, norms of states alone": lambda model: eagle3(model, feature_norms=True, output_norm=False),
+    "eagle3, own embedding": lambda model: eagle3(model, own_embedding=True),
     "eagle3, normed residual": lambda model: eagle3(model, norm_before_residual=True),
     "peagle": lambda model: small_peagle_net(model, ids=WORDS, layers=(2, 4, 5), decoder_layers=3),
     "dflash": lambda model: small_block_net(model, **STATES),
@@ -77,7 +78,8 @@ REFUSED = {
     ("eagle3, norms of states alone", "llama.cpp"),
     ("eagle3, one state", "llama.cpp"),
 }
-REFUSED |= {("eagle3, normed residual", engine) for engine in ("sglang", "tensorrt-llm")}
+OWN = ("eagle3, normed residual", "eagle3, own embedding")
+REFUSED |= {(name, engine) for name in OWN for engine in ("sglang", "tensorrt-llm")}
 REFUSED |= {(name, "sglang") for name in ("dflash", "dflash, causal", "dspark", "dspark, fill-in")}
 
 

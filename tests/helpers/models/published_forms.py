@@ -289,7 +289,8 @@ def peagle(config: dict[str, Any], mask: int, target: Any, *, count: int, first:
     t = eagle3_tensors(first, WORDS) | {"mask_hidden": drawn(1, 1, 3 * HIDDEN)}
     for number in range(1, count):
         t |= layer_tensors(f"layers.{number}", HIDDEN, ("input_layernorm", "post_attention_layernorm"))
-    table = target.get_input_embeddings().weight.detach().clone()
+    trained = config.get("embed_requires_grad")
+    table = drawn(VOCABULARY, HIDDEN) if trained else target.get_input_embeddings().weight.detach().clone()
     table[mask] = drawn(HIDDEN)
     t["embed_tokens.weight"] = table
 
@@ -300,7 +301,7 @@ def peagle(config: dict[str, Any], mask: int, target: Any, *, count: int, first:
         return spread_out(rms(out, t["norm.weight"]) @ t["lm_head.weight"].T, WORDS)
 
     def logits(text: Text) -> list[Tensor]:
-        fused, embeds = text.fused(2, 4, 5)[:-1], text.table[text.tokens[1:]]
+        fused, embeds = text.fused(2, 4, 5)[:-1], (table if trained else text.table)[text.tokens[1:]]
         behind = []
         for anchor in range(len(fused)):
             longer = (
@@ -319,6 +320,12 @@ def peagle_specforge(target: Any) -> Folder:
 
 def peagle_speculators(target: Any) -> Folder:
     config = SPECULATORS3 | {"speculators_model_type": "peagle", "mask_token_id": 7}
+    return peagle(config, 7, target, count=2, first="midlayer")
+
+
+def peagle_trained(target: Any) -> Folder:
+    """speculators' default: all of the embedding is trained."""
+    config = SPECULATORS3 | {"speculators_model_type": "peagle", "mask_token_id": 7, "embed_requires_grad": True}
     return peagle(config, 7, target, count=2, first="midlayer")
 
 
@@ -556,6 +563,7 @@ FORMS: dict[str, Callable[[Any], Folder]] = {
     "EAGLE-3, a norm of what is fed back alone": eagle3_output_normed,
     "P-EAGLE, native": peagle_specforge,
     "P-EAGLE, speculators": peagle_speculators,
+    "P-EAGLE, an embedding of its own": peagle_trained,
     "DFlash, z-lab": dflash,
     "DFlash, speculators": dflash_speculators,
     "DSpark, DeepSpec": dspark,
