@@ -18,7 +18,7 @@ from .report import cell, results_in, visible
 from .results import read_results
 from .tables import DEGENERATE, MISSING, interval, verdict_of
 
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"} | {
     each: f"\\{each}" for each in "&%$#_{}"
 }
 
@@ -152,4 +152,4 @@ def _small(text: str) -> str:
 
 def escaped(text: str) -> str:
     """Text that LaTeX sets as it stands."""
-    return re.sub(r"[\\~^&%$#_{}]", lambda found: _LATEX[found.group()], str(visible(re.sub(r"\s", " ", text))))
+    return re.sub(r"[\\~^&%$#_{}\[]", lambda found: _LATEX[found.group()], str(visible(re.sub(r"\s", " ", text))))

@@ -70,6 +70,7 @@ def test_the_table_as_latex(run: Path) -> None:
 
 
 def test_text_from_outside_is_no_latex() -> None:
+    assert escaped("[x]") == "{[}x]"  # behind the end of a row a bracket would be its height
     assert escaped("a\\b_50%&{$#~^}\n") == (r"a\textbackslash{}b\_50\%\&\{\$\#\textasciitilde{}\textasciicircum{}\} ")
 
 
