@@ -87,7 +87,7 @@ def _audit_line(verdicts: Sequence[tuple[str, str]]) -> str:
 
 def _note(table: PaperTable) -> str:
     """What the figures are, in one sentence, which ends with the audit's line."""
-    flagged = any(each.get("flagged") for *_, parts in table.rows for each in parts)
+    flagged = any(each["flagged"] for *_, parts in table.rows for each in parts)
     mean = ", for the mean within each set" if table.columns[-1] == "Mean" else ""
     doubt = f"; !: the target's own text is degenerate, {DEGENERATE}" if flagged else ""
     return (
@@ -111,7 +111,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _figures(figures: dict[str, Any]) -> tuple[str, str]:
-    return interval(figures["speedup"]), f"{interval(figures['tau'])}{' !' if figures.get('flagged') else ''}"
+    return interval(figures["speedup"]), f"{interval(figures['tau'])}{' !' if figures['flagged'] else ''}"
 
 
 def as_latex(table: PaperTable) -> str:
