@@ -19,7 +19,7 @@ from ..errors import DataError, EnvironmentFailure, RequestError
 from .prompt_rows import Prompt, prompt_of
 from .rows.raw import BadRow, RawRow, Rejected, Rows
 from .rows.readers import SUFFIXES, TEXT_SUFFIXES, read_file, read_jsonl
-from .rows.shapes import shown_names
+from .rows.shapes import filled, shown_names
 from .rows.sources import stdlib_texts
 
 
@@ -296,6 +296,7 @@ def _worded(asked: ChosenSet, row: Mapping[str, Any], number: str) -> Prompt:
             f"{asked.name} has a column {record.column}, or turns or messages; found {shown_names(sorted(row))}"
         )
     if record is not None and record.template is not None and not given:
+        filled(row[record.column], record.column)
         row = {**row, "turns": [_filled_in(record.template, row)]}
     prompt = prompt_of(row, number)
     if any(turn.startswith(_WITHHELD) for turn in prompt.turns):

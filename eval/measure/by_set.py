@@ -26,10 +26,9 @@ def set_fields(requests: Sequence[Request], run: AllRounds, config: EvalConfig, 
         return {}
     runs = {name: of_set(run, requests, config.batch, name) for name in names}
     sources = {each.name: each.source for each in chosen_sets(config.prompts)}
-    return {
-        "sets": [_of_one(name, sources[name], own, config.seed, verdict) for name, own in runs.items()],
-        "over_sets": _over_all(list(runs.values()), config.seed, verdict),
-    }
+    sets = [_of_one(name, sources[name], own, config.seed, verdict) for name, own in runs.items()]
+    flagged = any(each["flagged"] for each in sets)
+    return {"sets": sets, "over_sets": {**_over_all(list(runs.values()), config.seed, verdict), "flagged": flagged}}
 
 
 def _of_one(name: str, source: str, run: AllRounds, seed: int, verdict: str) -> dict[str, Any]:

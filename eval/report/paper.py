@@ -18,7 +18,7 @@ from .report import cell, results_in, visible
 from .results import read_results
 from .tables import DEGENERATE, MISSING, interval, verdict_of
 
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"} | {
     each: f"\\{each}" for each in "&%$#_{}"
 }
 
@@ -87,7 +87,7 @@ def _audit_line(verdicts: Sequence[tuple[str, str]]) -> str:
 
 def _note(table: PaperTable) -> str:
     """What the figures are, in one sentence, which ends with the audit's line."""
-    flagged = any(each.get("flagged") for *_, parts in table.rows for each in parts)
+    flagged = any(each["flagged"] for *_, parts in table.rows for each in parts)
     mean = ", for the mean within each set" if table.columns[-1] == "Mean" else ""
     doubt = f"; !: the target's own text is degenerate, {DEGENERATE}" if flagged else ""
     return (
@@ -111,7 +111,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _figures(figures: dict[str, Any]) -> tuple[str, str]:
-    return interval(figures["speedup"]), f"{interval(figures['tau'])}{' !' if figures.get('flagged') else ''}"
+    return interval(figures["speedup"]), f"{interval(figures['tau'])}{' !' if figures['flagged'] else ''}"
 
 
 def as_latex(table: PaperTable) -> str:
@@ -152,4 +152,4 @@ def _small(text: str) -> str:
 
 def escaped(text: str) -> str:
     """Text that LaTeX sets as it stands."""
-    return re.sub(r"[\\~^&%$#_{}]", lambda found: _LATEX[found.group()], str(visible(re.sub(r"\s", " ", text))))
+    return re.sub(r"[\\~^&%$#_{}\[]", lambda found: _LATEX[found.group()], str(visible(re.sub(r"\s", " ", text))))

@@ -155,7 +155,7 @@ def sets_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Each prompt set by itself, and the mean over them."""
     cells: list[tuple[str | Text, ...]] = []
     for row in rows:
-        for each in (*row["sets"], {"set": MEAN, "requests": row["requests"], "flagged": False, **row["over_sets"]}):
+        for each in (*row["sets"], {"set": MEAN, "requests": row["requests"], **row["over_sets"]}):
             tau = f"{'! ' if each['flagged'] else ''}{interval(each['tau'])}"
             cells.append((*_who(row), Text(each["set"]), str(each["requests"]), tau, interval(each["speedup"])))
     verdicts = ", ".join(sorted({verdict_of(row) for row in rows}))

@@ -139,6 +139,9 @@ def test_rows_of_another_set_are_refused(tmp_path: Path) -> None:
     message = "p.jsonl:1: gsm8k has a column question, or turns or messages; found entry_point, prompt, task_id"
     with pytest.raises(DataError, match=re.escape(message)):
         load_prompts(f"gsm8k={path}")
+    for value, reason in (({"text": "a"}, "question is an object; expected text"), (" ", "question is empty")):
+        with pytest.raises(DataError, match=reason):
+            load_prompts(f"gsm8k={written(path, {'question': value})}")
     withheld = {"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"]}
     with pytest.raises(DataError, match="prepare script, .* name that by speed-bench=FILE"):
         load_prompts(f"speed-bench={written(path, withheld)}")

@@ -73,6 +73,7 @@ def test_a_set_is_measured_as_it_is_alone(target: Backbone, results: dict[str, A
 def test_the_mean_counts_each_set_alike(results: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(schema()).validate(results)
     row = results["rows"][0]
+    assert row["over_sets"]["flagged"] is any(each["flagged"] for each in row["sets"])
     for name in ("tau", "alpha", "speedup"):
         middle, low, high = row["over_sets"][name]
         assert middle == pytest.approx(np.mean([each[name][0] for each in row["sets"]]))
@@ -148,11 +149,12 @@ def test_sets_are_shown(results: dict[str, Any], tmp_path: Path) -> None:
     assert all(name in printed for name in ("one", "two", MEAN, low))
     results = copy.deepcopy(results)
     results["rows"][0]["sets"][1] |= {"flagged": True, "source": "<b>two</b>"}
+    results["rows"][0]["over_sets"]["flagged"] = True
     (tmp_path / "results.json").write_text(json.dumps(results))
     page = write_report(tmp_path).read_text()
     assert '<table id="sets">' in page
     assert "&lt;b&gt;two&lt;/b&gt;" in page
-    assert page.count("do not believe tau") == 1
+    assert page.count("do not believe tau") == 2  # of the set, and of the mean that it is in
     markdown = (tmp_path / "report.md").read_text()
     assert "## By prompt set" in markdown
     assert f"| one | two | {MEAN} |" in markdown

@@ -27,7 +27,7 @@ def with_sets(results: dict[str, Any]) -> dict[str, Any]:
             {"set": "gsm8k", "source": "g.jsonl", **kept, **figures, "flagged": False},
             {"set": "a_b", "source": "a.jsonl", **kept, **figures, "speedup": [None] * 3, "flagged": True},
         ]
-        row["over_sets"] = {"verdict": row["verdict"], **figures, "tau": [2.5, None, None]}
+        row["over_sets"] = {"verdict": row["verdict"], **figures, "tau": [2.5, None, None], "flagged": True}
     return made
 
 
@@ -48,7 +48,7 @@ def test_the_table_as_markdown(run: Path) -> None:
     )
     assert lines[2] == (
         "| Q\\_3 | 0 | draft model | 1.25 [1.00, 1.50] | 2.00 [1.50, 2.50] | - | 2.00 [1.50, 2.50] ! "
-        "| 1.25 [1.00, 1.50] | 2.50 |"
+        "| 1.25 [1.00, 1.50] | 2.50 ! |"
     )
     assert [line.split(" | ")[1] for line in lines[2:4]] == ["0", "1"]
     assert "losslessness audit of every row: lossless." in lines[-1]
@@ -70,6 +70,7 @@ def test_the_table_as_latex(run: Path) -> None:
 
 
 def test_text_from_outside_is_no_latex() -> None:
+    assert escaped("[x]") == "{[}x]"  # behind the end of a row a bracket would be its height
     assert escaped("a\\b_50%&{$#~^}\n") == (r"a\textbackslash{}b\_50\%\&\{\$\#\textasciitilde{}\textasciicircum{}\} ")
 
 
