@@ -290,8 +290,8 @@ def _config(request: TuneRequest, recipe: Recipe) -> EvalConfig:
     limit = request.limit or max(32, 2 * _PROFILED * request.batch)
     update: dict[str, Any] = {"batch": request.batch, "repeats": 1, "limit": limit}
     if request.prompts is not None:
-        # of several sets each gives its part
-        update |= {"prompts": request.prompts, "limit": -(-limit // len(chosen_sets(request.prompts)))}
+        sets = len(chosen_sets(request.prompts)) if "," in request.prompts else 1
+        update |= {"prompts": request.prompts, "limit": -(-limit // sets)}  # each gives its part
     return recipe.eval.model_copy(update=update)
 
 
