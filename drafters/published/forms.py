@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import RequestError
 from . import sizes
@@ -41,7 +41,17 @@ class PublishedForm:
     copies: Mapping[str, str] = field(default_factory=dict)
     """Tensors of the target's own once more: name -> `embedding` or `head`."""
     remade: str | None = None
-    """In `remade.py`: what makes our weights of its tensors by our names, where names are not all."""
+    """In `weights.py`: what makes our weights of its tensors by our names, where names are not all."""
+    states: Literal["fused", "of layers"] | None = None
+    """Of which kind the hidden states are that it names; None: it names none."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Settings whose default differs between readers -> who takes the other one."""
+    before_norm: bool = False
+    """Whether some train it on states in front of the target's last norm."""
+    masked: bool = False
+    """Whether a row of its table is a mask's, and need not be the target's."""
+    d2t_is_ids: bool = False
+    """Whether its draft vocabulary is written as ids, never as offsets."""
     plain_rows: bool = False
     """Whether it reads the target's embedding as rows of the table, without a norm in front."""
 
@@ -81,9 +91,10 @@ _EAGLE = PublishedForm(
     lacks=(r".*hidden_norm\.weight", r"layers\.0\.input_layernorm\.weight", r"midlayer\..*", r"mtp_layers\..*"),
     names=((r"(fc\.(?:weight|bias))", r"\1"), (rf"(layers\.0\.{_LAYER})", r"\1")),
     copies=_TARGETS | {"lm_head.weight": "head"},
-    remade="eagle",
+    remade="of_eagle",
     plain_rows=True,
 )
+_ADDED = {"norm_before_residual": "the default of vLLM where the word is missing"}
 _EAGLE3 = PublishedForm(
     title="EAGLE-3",
     family="eagle3",
@@ -92,7 +103,9 @@ _EAGLE3 = PublishedForm(
     lacks=(r"mask_hidden", r"layers\.1\..*"),
     names=((rf"{_FIRST}\.{_LAYER}", r"midlayer.\1"), (r"((?:fc|norm|lm_head|fc_norm\.\d+)\.weight|d2t|t2d)", r"\1")),
     copies=_TARGETS,
-    remade="eagle3",
+    remade="of_eagle3",
+    states="fused",
+    flags={**_ADDED, "output_norm": "norm_output, which is false where it is missing, and true to SpecForge"},
 )
 _PEAGLE = replace(
     _EAGLE3,
@@ -106,7 +119,9 @@ _PEAGLE = replace(
         (rf"layers\.(\d+)\.{_LAYER}", r"layers.\1.\2"),  # numbered from 1, and renumbered when remade
         (r"mask_hidden", "mask_hidden.weight"),
     ),
-    remade="peagle",
+    remade="of_peagle",
+    flags=_ADDED,
+    masked=True,
 )
 _BLOCK_LAYER = rf"(layers\.\d+\.(?:{_ATTENTION}|self_attn\.[qk]_norm\.weight|mlp\..*|[a-z_]*layernorm\.weight))"
 _DFLASH = PublishedForm(
@@ -117,7 +132,10 @@ _DFLASH = PublishedForm(
     lacks=(r"candidate_selector\..*", r"markov_head\..*", r"confidence_head\..*"),
     names=((_BLOCK_LAYER, r"\1"), (r"((?:fc|norm|hidden_norm)\.weight)", r"\1"), (r"(d2t|t2d)", r"\1")),
     copies=_TARGETS | {"lm_head.weight": "head"},
-    remade="block",
+    remade="of_block",
+    states="of layers",
+    flags={"causal": "what some readers make of sliding_window_non_causal"},
+    masked=True,
     plain_rows=True,
 )
 _DSPARK = replace(
@@ -132,7 +150,7 @@ _DSPARK = replace(
         (r"(markov_head\.markov_w[12]\.weight)", r"\1"),
         (r"(confidence_head\.proj\.(?:weight|bias))", r"\1"),
     ),
-    remade="dspark",
+    remade="of_dspark",
 )
 _DFLASH2 = replace(
     _DFLASH,
@@ -161,7 +179,8 @@ _MEDUSA = PublishedForm(
         (r"token_map", "d2t"),
     ),
     copies={"lm_head.weight": "head"},
-    remade="medusa",
+    remade="of_medusa",
+    d2t_is_ids=True,
 )
 _MTP = PublishedForm(
     title="MTP of speculators",
@@ -177,13 +196,15 @@ _MTP = PublishedForm(
         (r"mtp_layers\.0\.((?:self_attn|mlp|input_layernorm|post_attention_layernorm)\..*)", r"layers.0.\1"),
     ),
     copies=_TARGETS | {"lm_head.weight": "head"},
+    flags={"blank_first": "engines leave out the embedding of position 0"},
+    before_norm=True,
 )
 _MTP_MIMO = replace(
     _MTP,
     title="MTP in the form of MiMo's class",
     settings=sizes.mtp_of_mimo,
     says=("num_nextn_predict_layers",),
-    remade="mimo",
+    remade="of_mimo",
 )
 _MTP_EXAONE = replace(
     _MTP,

@@ -45,10 +45,10 @@ def readings_of(found: Published, settings: Mapping[str, Any], target: Any) -> l
 
 def _source(found: Published) -> str:
     """How the hidden states are counted, by whose words."""
-    files, family = found.files, found.form.family
-    if family in ("dflash", "dspark", "dflash2"):
+    files, states = found.files, found.form.states
+    if states == "of layers":
         return "states by their number" if files.by_speculators else "states by the layer behind which they stand"
-    if family not in ("eagle3", "peagle"):
+    if states is None:
         return f"as {found.form.title} has it"
     if files.config.get("eagle_aux_hidden_state_layer_ids") is not None:
         return "states by their number, as vLLM and speculators count"
@@ -70,25 +70,12 @@ def _of_states(settings: Mapping[str, Any], count: int) -> list[Reading]:
     ]
 
 
-_FLAGS = {
-    "eagle3": {
-        "norm_before_residual": "the default of vLLM where the word is missing",
-        "output_norm": "norm_output, which is false where it is missing, and true to SpecForge",
-    },
-    "peagle": {"norm_before_residual": "the default of vLLM where the word is missing"},
-    "dflash": {"causal": "what some readers make of sliding_window_non_causal"},
-    "dspark": {"causal": "what some readers make of sliding_window_non_causal"},
-    "dflash2": {"causal": "what some readers make of sliding_window_non_causal"},
-    "mtp": {"blank_first": "engines leave out the embedding of position 0"},
-}
-
-
 def _of_flags(found: Published, settings: Mapping[str, Any]) -> list[Reading]:
     made = []
-    for name, why in _FLAGS.get(found.form.family, {}).items():
+    for name, why in found.form.flags.items():
         other = not settings.get(name, settings["feature_norms"] if name == "output_norm" else False)
         made.append(Reading(f"{name} {str(other).lower()}", why, {name: other}))
-    if found.form.family == "mtp":
+    if found.form.before_norm:
         before = "states in front of the last norm, as speculators trains"
         made.append(Reading("state before", before, {"state": "before"}))
     return made

@@ -239,7 +239,7 @@ def _check_attention(files: Files) -> None:
 
 def _is_dspark(files: Files) -> bool:
     named = [*map(str, files.config.get("architectures") or ()), str(files.config.get("speculators_model_type"))]
-    return any("dspark" in each.lower() for each in (*named, str(files.word("projector_type"))))
+    return any(re.search("dspark", each, re.IGNORECASE) for each in (*named, str(files.word("projector_type"))))
 
 
 def _medusa_rows(files: Files) -> int | None:

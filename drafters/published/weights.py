@@ -179,7 +179,7 @@ def _check_same(found: Published, name: str, theirs_VH: Tensor, own_VH: Tensor, 
 
 def _mask_of(found: Published) -> int | None:
     """The row of an embedding that need not be the target's."""
-    return mask_id(found.files) if found.form.family in ("peagle", "dflash", "dspark", "dflash2") else None
+    return mask_id(found.files) if found.form.masked else None
 
 
 def _mask_row(making: _Making) -> Tensor:
@@ -210,7 +210,7 @@ def _drafted(making: _Making) -> Tensor | None:
     if not making.settings.get("draft_vocabulary") or "d2t" not in making.ours:
         return None
     V, said_U = len(making.target.embedding()), making.ours["d2t"].long()
-    readings = [said_U] if making.found.form.family == "medusa" else [said_U + torch.arange(len(said_U)), said_U]
+    readings = [said_U] if making.found.form.d2t_is_ids else [said_U + torch.arange(len(said_U)), said_U]
     known_V = making.ours.get("t2d")
     for ids_U in readings:
         if is_choice(ids_U, V) and (known_V is None or torch.equal(known_V.nonzero()[:, 0], ids_U.sort().values)):
@@ -297,11 +297,11 @@ def _of_mimo(making: _Making) -> Weights:
 
 
 _REMADE: dict[str, Callable[[_Making], Weights]] = {
-    "eagle": _of_eagle,
-    "eagle3": _of_eagle3,
-    "peagle": _of_peagle,
-    "block": _of_block,
-    "dspark": _of_dspark,
-    "medusa": _of_medusa,
-    "mimo": _of_mimo,
+    "of_eagle": _of_eagle,
+    "of_eagle3": _of_eagle3,
+    "of_peagle": _of_peagle,
+    "of_block": _of_block,
+    "of_dspark": _of_dspark,
+    "of_medusa": _of_medusa,
+    "of_mimo": _of_mimo,
 }
