@@ -45,7 +45,7 @@ test-all: $(READY)
 test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/pytest -n 2 --dist worksteal -m "not slow and not fault and not run"
 
-# exported drafters in vLLM, transformers and llama.cpp's converter, vLLM's server; writes docs/results/engine*.json and
+# exported drafters in vLLM, transformers and llama.cpp, vLLM's server; writes docs/results/engine*.json and
 # their tables
 test-engines: $(READY) $(ENGINES)/ready
 	DRAFTSMITH_ENGINES=$(CURDIR)/$(ENGINES) DRAFTSMITH_ENGINES_RECORDS=docs/results $(BIN)/pytest tests/engines
@@ -92,14 +92,17 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	touch $@
 
 # vLLM's CPU build names versions and extras that are not needed here, so nothing is resolved: the file is the whole
-# list. llama.cpp's converter comes as source, inside the package of its Python bindings.
+# list. llama.cpp comes as source, inside the package of its Python bindings; its server is built once, in some minutes.
 $(ENGINES)/ready: constraints-engines.txt Makefile
 	test -d $(ENGINES) || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --no-compile --no-deps -r constraints-engines.txt
 	$(ENGINES)/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python -d $(ENGINES)/source $(LLAMA_CPP)
 	mkdir -p $(ENGINES)/llama.cpp
 	tar -xzf $(ENGINES)/source/*.tar.gz -C $(ENGINES)/llama.cpp --strip-components 3 --wildcards \
-		'*/vendor/llama.cpp/convert_hf_to_gguf.py' '*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/*'
+		'*/vendor/llama.cpp/*'
+	$(ENGINES)/bin/cmake -S $(ENGINES)/llama.cpp -B $(ENGINES)/llama.cpp/build -DCMAKE_BUILD_TYPE=Release \
+		-DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+	$(ENGINES)/bin/cmake --build $(ENGINES)/llama.cpp/build --target llama-server -j 2
 	touch $@
 
 clean:

@@ -77,7 +77,7 @@ def wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
         except (urllib.error.URLError, ConnectionError):
             if process.poll() is not None:
                 end = "\n".join(log.read_text().splitlines()[-30:])
-                raise RuntimeError(f"vLLM's server ended; {log} ends with\n{end}") from None
+                raise RuntimeError(f"the server ended; {log} ends with\n{end}") from None
             time.sleep(0.5)
         else:
             return

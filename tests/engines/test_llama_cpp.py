@@ -1,4 +1,4 @@
-"""What `--format llama.cpp` writes, through llama.cpp's own converter and back by its own reader."""
+"""What `--format llama.cpp` writes: through llama.cpp's own converter, back by its own reader, and in its server."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.hub import embedded_target
+from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
 from engines.cases import Trained
-from engines.engine import NEEDED, PLACE
+from engines.engine import MOST_TOKENS, NEEDED, PLACE
+from engines.findings import Findings
+from engines.llama_server import answered, llama_server
+from engines.measured import Prompts, greedy, plain
 from safetensors.torch import load_file
 from torch import Tensor
 
 pytestmark = NEEDED
 LAYER = "midlayer.self_attn"
+K = 4
 
 
 def converted(place: Path, *words: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -80,3 +87,37 @@ def test_a_draft_model_is_converted_as_it_is(trained: Trained, tmp_path: Path) -
     assert len(draft["token_embd.weight"]) == len(target["token_embd.weight"]) == 4096
     own = load_file(trained("distill") / "drafter" / "model.safetensors")
     assert torch.equal(draft["blk.0.ffn_down.weight"], own["model.layers.0.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize(("title", "run"), [("draft model", "distill"), ("EAGLE-3", "eagle3")])
+def test_the_server_drafts_as_we_do(
+    title: str, run: str, target: Backbone, prompts: Prompts, trained: Trained, findings: Findings, tmp_path: Path
+) -> None:
+    """Greedy text equal to plain decoding's, and as many drafted tokens accepted as here."""
+    folder, kind = trained(run) / "drafter", "draft-simple"
+    words = [str(folder)]
+    if title == "EAGLE-3":
+        out, kind = tmp_path / "export", "draft-eagle3"
+        assert main(["export", str(trained(run)), "--format", "llama.cpp", "--out", str(out), "--dtype", "fp32"]) == 0
+        words = [str(out), "--target-model-dir", embedded_target()]
+    converted(tmp_path / "drafter", *words)
+    converted(tmp_path / "target", embedded_target())
+    gguf = tmp_path / "target.gguf"
+    speculative = ("-md", str(tmp_path / "drafter.gguf"), "--spec-type", kind, "--spec-draft-n-max", str(K))
+    with llama_server(tmp_path / "drafted.log", gguf, *speculative, "--spec-draft-p-min", "0") as address:
+        drafted = answered(address, prompts)
+    with llama_server(tmp_path / "plain.log", gguf) as address:
+        alone = answered(address, prompts)
+    drafter = load_drafter(folder, target, draft_length=K, config=DrafterConfig(policy="argmax"))
+    ours = greedy(target, drafter, prompts, MOST_TOKENS)
+    findings.add(
+        "llama.cpp",
+        title,
+        text=f"{sum(a == b for a, b in zip(drafted.tokens, alone.tokens, strict=True))} of {len(prompts)}",
+        accepted=sum(ours.accepted),
+        accepted_engine=drafted.accepted,
+    )
+    assert alone.tokens == plain(target, prompts, MOST_TOKENS)
+    assert drafted.tokens == alone.tokens
+    assert alone.drafted == 0 < ours.accepted[0]
+    assert drafted.accepted == sum(ours.accepted)
