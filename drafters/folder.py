@@ -158,8 +158,8 @@ def read_entry(folder: Path, hint: str = "") -> dict[str, Any]:
         if foreign and not unknown(folder):
             check_no_form_for_engines(folder)
         raise RequestError(
-            f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
-            f"family and target, as training writes it{unknown(folder) if foreign else ''}{hint}"
+            f"{path} does not describe a drafter ({error}){unknown(folder) if foreign else ''}; expected an entry "
+            f"{ENTRY!r} with family and target, as training writes it{hint}"
         ) from error
     DRAFTER.check(entry.get("format"), path, remedy="train the drafter anew with this version")
     return {"family": family, "identity": identity, "settings": settings}

@@ -275,14 +275,14 @@ def _of_a_drafter(files: Files) -> bool:
 
 
 def unknown(folder: Path) -> str:
-    """What was found in a folder of no form that is read, and which forms are: the end of a message."""
+    """What was found in a folder of no form that is read, and which forms are: a part of a message."""
     files = files_of(folder)
     if files is None or not files.heads:
         return ""
     words = {name: files.config[name] for name in ("architectures", "model_type") if name in files.config}
     names = ", ".join([*files.heads][:4])
     return (
-        f". Nor is it a published drafter that is read ({', '.join(form.title for form in FORMS)}): its config says "
+        f", nor is it a published drafter that is read ({', '.join(form.title for form in FORMS)}): its config says "
         f"{words}, and its {len(files.heads)} tensors are {names}{', ...' * (len(files.heads) > 4)}"
     )
 

@@ -200,7 +200,7 @@ def test_an_unknown_form_says_what_it_holds(deep: Backbone, tmp_path: Path) -> N
     made.tensors = {"odd.weight": drawn(3), "more.weight": drawn(3)}
     folder = made.write(tmp_path / "d")
     with pytest.raises(
-        RequestError, match=r"Nor is it a published drafter .*EAGLE-3.*its 2 tensors are more\.weight, odd"
+        RequestError, match=r"nor is it a published drafter .*EAGLE-3.*its 2 tensors are more\.weight, odd"
     ):
         load_drafter(folder, deep)
 
