@@ -2,10 +2,10 @@
 
 Each run is the recipe with one flag changed, as many steps long as all others, on the same rows in the same order;
 what is kept is acceptance on held-out rows at its end and a probe's tau. Runs that are finished stay, so the same
-command goes on where it was stopped. Read next: `smollm2.py`, whose folder this reads.
+command goes on where it was stopped. Other flags are those of `smollm2.py`, whose folder this reads: read it next.
 
-    python benchmarks/small_rates.py --out smollm2 --families eagle3 mtp distill --factors 0.5 1 2 --steps 100 \\
-        --sizes "" "--drafter.hidden_share 0.5" --json docs/results/small-rates.json
+    python benchmarks/small_rates.py --out smollm2 --families eagle3 --factors 0.5 1 2 --steps 100 \\
+        --sizes "" "--eagle3.vocabulary 4096" --json docs/results/small-rates.json
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def arguments() -> argparse.Namespace:
     add("--sizes", nargs="+", default=[""], help="flags of `train` for each size, in quotes")
     add("--steps", type=int, default=100)
     add("--json", type=Path)
-    ours = parser.parse_args()
-    return argparse.Namespace(**vars(smollm2.arguments(["--out", str(ours.out)])) | vars(ours))
+    ours, theirs = parser.parse_known_args()
+    return argparse.Namespace(**vars(smollm2.arguments(["--out", str(ours.out), *theirs])) | vars(ours))
 
 
 if __name__ == "__main__":
