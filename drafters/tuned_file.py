@@ -96,14 +96,44 @@ def read_tuned(folder: Path) -> Tuned:
             f"{path} sets {wrong[0]!r:.120}; expected values of drafter.* and {DRAFT_LENGTH}, each a number, a word "
             f"or a list of numbers; {_AGAIN}"
         )
-    facts = [f"T = {content.get('temperature')!s:.8}", f"batch {content.get('batch')!s:.8}"]
-    measured = ", ".join([*facts, f"{content.get('processor')!s:.60}"])
+    measured = _measured(content, content)
     # before `plain` was written, nothing else said that no setting pays
     plain = content.get("plain", content.get("pays") is False and not settings)
     if not isinstance(plain, bool) or (plain and settings):
         raise RequestError(f"{path} sets {settings!r:.120} with plain {plain!r:.20}; expected one of them; {_AGAIN}")
     values = {current_path(name): value for name, value in settings.items()}
     return Tuned(values, measured, plain, _hope(content) if plain else "")
+
+
+def read_tuned_methods(file: Path) -> dict[str, Tuned]:
+    """What `draftsmith tune` found for each method, by name, in the `tune.json` that it wrote.
+
+    Raises:
+        RequestError: no such file, another one's, or a value that is no drafter's.
+    """
+    again = "name the tune.json that `draftsmith tune` writes into the folder eval of a run, or into its --out"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found = [(row["method"], row["settings"], row["measured"][2] < 1) for row in content["measured"]]
+        wrong = [item for _, settings, _ in found for item in settings.items() if not _is_setting(item)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise RequestError(f"{file} holds no measured settings ({type(error).__name__}: {error}); {again}") from error
+    if wrong:
+        raise RequestError(f"{file} sets {wrong[0]!r:.120}; expected values of drafter.* and {DRAFT_LENGTH}; {again}")
+    measured = _measured(content, content.get("environment"))
+    # the best of a method stands first
+    made = {}
+    for name, settings, plain in reversed(found):
+        values = {} if plain else {current_path(key): value for key, value in settings.items()}
+        made[str(name)] = Tuned(values, measured, plain)
+    return made
+
+
+def _measured(content: Mapping[str, Any], machine: object) -> str:
+    """For what a setting was chosen, in words."""
+    processor = machine.get("processor") if isinstance(machine, dict) else None
+    facts = [f"T = {content.get('temperature')!s:.8}", f"batch {content.get('batch')!s:.8}"]
+    return ", ".join([*facts, f"{processor!s:.60}"])
 
 
 def _hope(content: Mapping[str, Any]) -> str:

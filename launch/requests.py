@@ -215,6 +215,8 @@ class CompareRequest:
     method: Annotated[str | None, tyro.conf.arg(help=f"Methods without a drafter: {', '.join(training_free())}.")] = (
         None
     )
+    tuned: Path | None = None
+    """tune.json of `draftsmith tune`, whose settings the methods without a drafter take."""
     prompts: str = "stdlib"
     """A file, `stdlib`, or sets with commas between: NAME, NAME@REVISION, NAME=FILE."""
     out: Path = Path("compare")

@@ -24,6 +24,9 @@ from ...decoding.backbone.backbone import Backbone
 from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 
+ROWS = 32
+"""Answers that are replayed side by side."""
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -65,7 +68,11 @@ def replay(
     shifts = [2**0.5 * each for each in rounding]
     noise = max(map(abs, rounding), default=0.0)
     first_bug = None
-    singles = [one_by_one(target, p, a) for p, a in zip(prompts, answers, strict=True)]
+    singles = [
+        single
+        for at in range(0, len(answers), ROWS)
+        for single in token_by_token(target, prompts[at : at + ROWS], answers[at : at + ROWS])
+    ]
     for prompt, answer, single in zip(prompts, answers, singles, strict=True):
         ids = torch.tensor([[*prompt, *answer]], device=target.device)
         many = target.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
@@ -123,13 +130,23 @@ def _class(token: int, argmax: int, gap: float, noise: float) -> str:
 
 def one_by_one(target: Backbone, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
     """Logits [tokens, V] in front of every emitted token, one token per call."""
-    kv_cache = KVCache(1, len(prompt) + len(answer) + 1)
-    logits = [target.prefill([prompt], kv_cache)[0]]
-    for at, token in enumerate(answer[:-1]):
-        length = torch.tensor([len(prompt) + at], device=target.device)
-        tokens = torch.tensor([[token]], device=target.device)
-        logits.append(target.forward(tokens, length, chain(0), kv_cache)[0, 0])
-    return torch.stack(logits).float()
+    return token_by_token(target, [prompt], [answer])[0]
+
+
+def token_by_token(
+    target: Backbone, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """`one_by_one` of several answers, side by side in each call: of every answer the logits [tokens, V]."""
+    pairs = list(zip(prompts, answers, strict=True))
+    kv_cache = KVCache(len(pairs), max(len(prompt) + len(answer) for prompt, answer in pairs) + 1)
+    logits = [target.prefill(prompts, kv_cache)]
+    for at in range(max(map(len, answers)) - 1):
+        # an answer that has ended says its last token again, in its place
+        steps = [min(at, len(answer) - 1) for answer in answers]
+        lengths_B = torch.tensor([len(prompt) + step for (prompt, _), step in zip(pairs, steps)], device=target.device)
+        tokens_B1 = torch.tensor([[answer[step]] for answer, step in zip(answers, steps)], device=target.device)
+        logits.append(target.forward(tokens_B1, lengths_B, chain(0), kv_cache)[:, 0])
+    return [torch.stack([each[row] for each in logits[: len(answer)]]).float() for row, answer in enumerate(answers)]
 
 
 def histogram_of(margins: Sequence[float]) -> list[tuple[str, int]]:

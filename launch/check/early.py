@@ -6,7 +6,7 @@ Read next: `measure/run.py` and `measure/tree.py`, which do what is asked; `meth
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ...data.prompt_sets import chosen_sets
 from ...drafters.config import DrafterConfig
 from ...drafters.families import FAMILIES
 from ...drafters.hub import drafter_folder, is_fetched, shown
-from ...drafters.tuned_file import Tuned, read_tuned
+from ...drafters.tuned_file import Tuned, read_tuned, read_tuned_methods
 from ...errors import RequestError
 from ...storage import writable_folder
 from ...trainers.methods import own_sections
@@ -277,7 +277,8 @@ def check_compare(request: CompareRequest, overrides: Sequence[tuple[str, str]])
     """What is compared: each drafter as it was tuned, then the methods without one.
 
     Raises:
-        RequestError: nothing is named, something twice, or a method that needs a drafter.
+        RequestError: nothing is named, something twice, a method that needs a drafter, or a --tuned without one that
+            needs none.
     """
     check_alone("compare", "measures by clocks, which differ between them")
     methods = [] if request.method is None else split_methods(request.method)
@@ -288,14 +289,21 @@ def check_compare(request: CompareRequest, overrides: Sequence[tuple[str, str]])
     for each in request.drafters:
         if request.drafters.count(each) > 1:
             raise RequestError(f"--drafters names {each} twice; expected each once")
+    if request.tuned is not None and not methods:
+        raise RequestError(f"--tuned {request.tuned} is for methods without a drafter; name them by --method")
     beside = [*methods, *([TRAINED] if request.drafters else [])]
     pairs = []
     for each in request.drafters:
         run = Path(each) if (Path(each) / "run.yaml").is_file() else None
         pair = Pair(run, request.target, None if run else each)
         pairs.append(named(pair, overrides, tuned=True, beside=beside))
-    if methods:
-        pairs.append(named(Pair(None, request.target, None, ",".join(methods)), overrides, beside=beside))
+    tuned = {} if request.tuned is None else read_tuned_methods(request.tuned)
+    given = {name for name, _ in overrides}
+    for method in methods:
+        kept = tuned.get(method, Tuned({})).unless(given)
+        pair = Pair(None, request.target, None, method)
+        made = named(pair, [*kept.values.items(), *overrides], beside=beside)
+        pairs.append(replace(made, tuned=kept))
     return pairs
 
 

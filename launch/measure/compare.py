@@ -103,14 +103,15 @@ def _arm(pair: NamedFolders, name: str, target: Backbone) -> Arm:
 
 def unlike(pairs: Sequence[NamedFolders], prompts: Sequence[Prompt]) -> Iterator[str]:
     """What of the comparison is not alike, for a reader to judge: how each was set, and what it was trained on."""
-    settings = {_named(pair): pair.tuned for pair in pairs if pair.drafter is not None}
+    settings = {_named(pair): pair.tuned for pair in pairs}
     tuned = {name: each for name, each in settings.items() if each.measured}
     for name, each in tuned.items():
         how = "plain decoding, as nothing was faster" if each.plain else in_words(each.values) or "its recipe's own"
         yield f"{name}: tuned for {each.measured} to {how}"
     if tuned and len(tuned) < len(settings):
         others = ", ".join(name for name in settings if name not in tuned)
-        yield f"! not tuned, so drafting as recipes have it: {others} (`draftsmith tune` tunes)"
+        how = "`draftsmith tune` tunes; what it finds for methods is named by --tuned"
+        yield f"! not tuned, so drafting as recipes have it: {others} ({how})"
     for pair in pairs:
         if pair.folder != Path() and (count := seen_in(Path(str(pair.recipe.data.source)), prompts)):
             yield f"! {count} of {len(prompts)} prompts stand in what {_named(pair)} was trained on"

@@ -16,7 +16,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.eval.audit import replay as replaying
 from draftsmith.eval.audit.audit import FALSE_ALARM, SHARES
-from draftsmith.eval.audit.replay import explained_near_ties, replay
+from draftsmith.eval.audit.replay import explained_near_ties, one_by_one, replay, token_by_token
 from scipy import stats
 
 PROMPTS = [[n, n + 1, 2 * n % 61] for n in range(1, 9)]
@@ -35,6 +35,17 @@ def half() -> Backbone:
         weight_VH[30:60] = weight_VH[:30] * (1 + shift_VH)
     target.model.to(torch.bfloat16)
     return target
+
+
+def test_answers_side_by_side_are_each_by_itself(target: Backbone) -> None:
+    """Uneven prompts and answers; whoever ends first changes nothing for the others."""
+    prompts, answers = [[3, 4, 5, 6, 7], [8], [9, 10]], [[1, 2], [3, 4, 5, 6, 7, 8], [9]]
+    together = token_by_token(target, prompts, answers)
+    for prompt, answer, found_MV in zip(prompts, answers, together, strict=True):
+        # the model's own forward over the whole text
+        own_SV = target.model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0]
+        torch.testing.assert_close(found_MV, own_SV[len(prompt) - 1 : -1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found_MV, one_by_one(target, prompt, answer), rtol=1e-4, atol=1e-4)
 
 
 def second_best(target: Backbone, prompt: list[int], close: float) -> list[int]:
@@ -126,7 +137,7 @@ def test_a_near_tie_is_within_twice_the_noise(
     """Either logit may be off by it, in opposite directions; the right token is neither, however close."""
     target: Any = TwoWords([5.0, gap, gap])
     monkeypatch.setattr(
-        replaying, "one_by_one", lambda target, _prompt, _answer: torch.tensor([[each, 0.0] for each in target.gaps])
+        replaying, "token_by_token", lambda target, *_: [torch.tensor([[each, 0.0] for each in target.gaps])]
     )
     found = replay(target, [[0, 0]], [[0, 1, 0]], rounding=rounding)
     assert (found.tokens, found.argmax) == (3, 2)

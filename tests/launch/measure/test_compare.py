@@ -89,9 +89,46 @@ def test_other_settings_are_another_comparison(
     assert "name another --out" in capfd.readouterr().err
 
 
+def test_methods_draft_as_tune_found(
+    runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first row of a method is its best; a flag of a drafter's puts tuned settings out of use, as elsewhere."""
+    rows = [("prompt-lookup", {"drafter.lookup.tokens": "4"}), ("prompt-lookup", {"drafter.lookup.tokens": "9"})]
+    content = {
+        "measured": [{"method": name, "settings": each, "measured": [1.5, 1.2, 1.9]} for name, each in rows],
+        "temperature": 0.0,
+        "batch": 1,
+        "environment": {"processor": "here"},
+    }
+    tuned, prompts, lengths = tmp_path / "tune.json", tmp_path / "rows.jsonl", []
+    tuned.write_text(json.dumps(content))
+    real = compare.evaluate
+    monkeypatch.setattr(
+        compare,
+        "evaluate",
+        lambda target, arms, *given, **how: (
+            lengths.append(arms[-1].drafter.draft_length) or real(target, arms, *given, **how)
+        ),
+    )
+    words = ["--tuned", str(tuned), "--no-audit", "--eval.temperatures", "0"]
+    assert compared(runs[:1], prompts, tmp_path / "out", *words) == 0
+    assert "prompt-lookup: tuned for T = 0.0, batch 1, here to copies at most 4 tokens" in " ".join(
+        capfd.readouterr().out.split()
+    )
+    assert compared(runs[:1], prompts, tmp_path / "other", *words, "--drafter.lookup.tokens", "7") == 0
+    assert lengths == [4, 7]
+    tuned.write_text(
+        json.dumps(content | {"measured": [{"method": "prompt-lookup", "settings": {"loop.steps": "4"}}]})
+    )
+    assert compared(runs[:1], prompts, tmp_path / "third", *words) == 2
+    assert "tune.json" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--drafters", "a", "--tuned", "t.json"], "--tuned t.json is for methods without a drafter"),
+        (["--method", "prompt-lookup", "--tuned", "gone.json"], "gone.json holds no measured settings"),
         ([], "nothing is named to compare"),
         (["--drafters", "a", "a"], "--drafters names a twice"),
         (["--method", "trained"], "--method names trained, which compare takes from no drafter by itself"),
