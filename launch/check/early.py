@@ -274,35 +274,38 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
 
 
 def check_compare(request: CompareRequest, overrides: Sequence[tuple[str, str]]) -> list[NamedFolders]:
-    """What is compared: each drafter as it was tuned, then the methods without one.
+    """What is compared: each drafter as it was tuned, by itself and within methods that take one, then the others.
 
     Raises:
-        RequestError: nothing is named, something twice, a method that needs a drafter, or a --tuned without one that
-            needs none.
+        RequestError: nothing is named, something twice, a method without the drafter that it takes, or a --tuned that
+            no method reads.
     """
     check_alone("compare", "measures by clocks, which differ between them")
     methods = [] if request.method is None else split_methods(request.method)
-    if odd := [name for name in methods if name in need_draft() or name == SKELETON]:
-        raise RequestError(f"--method names {odd[0]}, which compare takes from no drafter by itself; name others")
+    around = [name for name in methods if name in need_draft()]
+    free = [name for name in methods if name not in around]
+    if odd := {TRAINED, SKELETON} & set(methods):
+        raise RequestError(f"--method names {odd.pop()}, which compare takes from no drafter by itself; name others")
+    if around and not request.drafters:
+        raise RequestError(f"--method names {around[0]}, which is made around a drafter; name some by --drafters")
     if not request.drafters and not methods:
         raise RequestError("nothing is named to compare; name runs or drafters' folders by --drafters, or --method")
     for each in request.drafters:
         if request.drafters.count(each) > 1:
             raise RequestError(f"--drafters names {each} twice; expected each once")
-    if request.tuned is not None and not methods:
+    if request.tuned is not None and not free:
         raise RequestError(f"--tuned {request.tuned} is for methods without a drafter; name them by --method")
     beside = [*methods, *([TRAINED] if request.drafters else [])]
     pairs = []
     for each in request.drafters:
         run = Path(each) if (Path(each) / "run.yaml").is_file() else None
-        pair = Pair(run, request.target, None if run else each)
+        pair = Pair(run, request.target, None if run else each, ",".join([TRAINED, *around]))
         pairs.append(named(pair, overrides, tuned=True, beside=beside))
     tuned = {} if request.tuned is None else read_tuned_methods(request.tuned)
     given = {name for name, _ in overrides}
-    for method in methods:
+    for method in free:
         kept = tuned.get(method, Tuned({})).unless(given)
-        pair = Pair(None, request.target, None, method)
-        made = named(pair, [*kept.values.items(), *overrides], beside=beside)
+        made = named(Pair(None, request.target, None, method), [*kept.values.items(), *overrides], beside=beside)
         pairs.append(replace(made, tuned=kept))
     return pairs
 

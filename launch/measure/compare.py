@@ -92,9 +92,9 @@ def _arm(pair: NamedFolders, name: str, target: Backbone) -> Arm:
     title = FAMILIES[str(getattr(drafter, "family", name))].title
     if pair.drafter is None:
         return Arm(title, drafter)
-    around = "" if name == TRAINED else f"{name} around "
+    between = "of" if name == TRAINED else "around"
     return Arm(
-        f"{around}{title} of {whose(pair.drafter)}",
+        f"{title} {between} {whose(pair.drafter)}",
         drafter,
         path=shown(pair.drafter),
         sha256=drafter_hash(pair.drafter),

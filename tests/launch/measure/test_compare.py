@@ -89,6 +89,20 @@ def test_other_settings_are_another_comparison(
     assert "name another --out" in capfd.readouterr().err
 
 
+def test_a_method_around_a_drafter_stands_beside_it(runs: list[Path], tmp_path: Path) -> None:
+    words = ["compare", SHALLOW, "--drafters", *map(str, runs), "--method", "prompt-lookup,suffix-hybrid", *FEW]
+    few = ["--eval.temperatures", "0", "--no-audit", "--drafter.suffix.tokens", "4"]
+    assert main([*words, *few, "--prompts", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    rows = read_results(tmp_path / "out" / "results.json")["rows"]
+    assert [row["method"] for row in rows] == [
+        "medusa of two",
+        "suffix hybrid around two",
+        "medusa of four",
+        "suffix hybrid around four",
+        "prompt-lookup",
+    ]
+
+
 def test_methods_draft_as_tune_found(
     runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +141,7 @@ def test_methods_draft_as_tune_found(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--method", "suffix-hybrid"], "--method names suffix-hybrid, which is made around a drafter"),
         (["--drafters", "a", "--tuned", "t.json"], "--tuned t.json is for methods without a drafter"),
         (["--method", "prompt-lookup", "--tuned", "gone.json"], "gone.json holds no measured settings"),
         ([], "nothing is named to compare"),
