@@ -134,8 +134,8 @@ def plain(target: Backbone, ids: list[int], limit: int) -> list[int]:
     return autoregressive(target, [ids], warper=GREEDY, max_new_tokens=limit, eos_ids=[]).tokens[0]
 
 
-def generated(target: Backbone, ids: list[int], limit: int) -> list[int]:
-    """transformers' decoder, with the same weights and SDPA as it comes."""
+def generated(target: Backbone, ids: list[int], limit: int, **how: Any) -> list[int]:
+    """transformers' decoder, with the same weights and SDPA as it comes; `how` of its `generate`."""
     given = torch.tensor([ids])
     model: Any = target.model
     held = model.config._attn_implementation
@@ -147,6 +147,7 @@ def generated(target: Backbone, ids: list[int], limit: int) -> list[int]:
         eos_token_id=None,
         do_sample=False,
         pad_token_id=0,
+        **how,
     )
     model.set_attn_implementation(held)
     written: list[int] = done[0, len(ids) :].tolist()

@@ -57,7 +57,7 @@ def run_compare(
         say_ends(target, console)
     requests = make_requests(target, prompts, config)
     named = [(pair, name) for pair in pairs for name in pair.methods]
-    arms = [_arm(pair, name, target) for pair, name in named]
+    arms = [arm_of(pair, name, target) for pair, name in named]
     check_answer_length(arms, config)
     for line in unlike(pairs, prompts):
         console.print(line, markup=False, soft_wrap=True)
@@ -82,7 +82,7 @@ def run_compare(
     return results
 
 
-def _arm(pair: NamedFolders, name: str, target: Backbone) -> Arm:
+def arm_of(pair: NamedFolders, name: str, target: Backbone) -> Arm:
     """One of the compared, not audited, by a name that no other has."""
 
     def trained() -> Proposer:
