@@ -28,7 +28,7 @@ from .loop.sums import COUNT
 from .losses.buckets import behind, next_size
 from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
 from .losses.mix import Mix, OfTarget, drafted
-from .losses.pace import geometric, joined, paced
+from .losses.pace import DraftPace, geometric, joined
 from .method_config import MedusaConfig
 
 Reads = Callable[[int], Tensor]
@@ -87,7 +87,7 @@ class HeadsStudent(StaticParts):
         self._recompute = recompute
         self.medusa = heads  # checkpoints name its parameters by this attribute
         self._loss = HeadLoss(objective)
-        self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
+        self._pace = DraftPace.of(objective)
         own: Any = heads.lm_heads
         self.losses = nn.ModuleList(ChunkedLoss(lm_head, self._loss, chunk=objective.chunk) for lm_head in own)
         # in a tuple it is no part of this module: the projection is the target's, and what wraps,
@@ -102,10 +102,10 @@ class HeadsStudent(StaticParts):
     def decayed(
         self, batch: Batch, hidden_RSH: Tensor, reads: Reads, decay: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """sum_k `decay`^k loss_k, or D-PACE's weights in place of `decay`; and the terms of each head."""
+        """sum_k `decay`^k loss_k, or a pace's weights in place of `decay`; and the terms of each head."""
         loss = torch.zeros((), device=hidden_RSH.device)
         terms: dict[str, Tensor] = {}
-        paces = None if self._pace_floor is None else self._paces(batch, reads, self._pace_floor)
+        paces = None if self._pace is None else self._paces(batch, hidden_RSH, reads, self._pace)
         for k in range(1, self.medusa.config.heads + 1):
             share_P, weight = (None, geometric(k, decay)) if paces is None else (paces[k - 1], None)
             head_loss, head_terms = self.head(k, batch, hidden_RSH, reads, share_P)
@@ -137,18 +137,22 @@ class HeadsStudent(StaticParts):
         return loss, terms | {f"{COUNT}{name}": counted for name in terms}
 
     @torch.no_grad()
-    def _paces(self, batch: Batch, reads: Reads, floor: float) -> list[Tensor]:
-        """D-PACE's weights of every head's labels: a first pass, a chunk of logits at a time."""
-        label_q, anchors, head = [], [], []
+    def _paces(self, batch: Batch, hidden_RSH: Tensor, reads: Reads, pace: DraftPace) -> list[Tensor]:
+        """The weights of every head's labels: a first pass, a chunk of logits at a time."""
+        passed, anchors, head = [], [], []
         for k in range(1, self.medusa.config.heads + 1):
             place = label_places(batch, k + 1)
             label_P = self._in_draft_vocabulary(batch["input_ids"][:, k + 1 :][place])
-            hidden_PH = self._projected(k, place, reads)
-            label_q.append(self._chunked(k)(hidden_PH, label_P, only_label_q=True)[0])
+            given_PH = self._projected(k, place, reads)
+            if pace.by_target:
+                teacher = self._teacher(hidden_RSH[:, k:-1][place])
+                passed.append(self._chunked(k)(given_PH, label_P, teacher, only="alpha")[0])
+            else:
+                passed.append(self._chunked(k)(given_PH, label_P, only="label_q")[0])
             anchors.append(joined(place, batch["input_ids"].shape[1]))
             head.append(torch.full_like(label_P, k - 1))
         counts = batch["input_ids"].numel(), len(head)
-        weight_P = paced(torch.cat(label_q), torch.cat(anchors), torch.cat(head), counts, floor)
+        weight_P = pace(torch.cat(passed), torch.cat(anchors), torch.cat(head), counts)
         return list(weight_P.split([len(each) for each in anchors]))
 
     def _projected(self, k: int, place: tuple[Tensor, Tensor], reads: Reads) -> Tensor:

@@ -20,6 +20,8 @@ from ...decoding.proposal import Proposer
 from ...drafters.families import FAMILIES
 from ...drafters.hub import shown
 from ...eval.audit.audit import audit
+from ...eval.audit.enumeration import Enumeration
+from ...eval.audit.toys import toy_of
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import Arm, check_answer_length
 from ...eval.measure.environment import drafter_hash, environment, target_hash
@@ -65,7 +67,8 @@ def run_compare(
     if not check_identity_file(out / "compared.json", identity, remedy="name another --out"):
         write_json(out / "compared.json", identity)
     if request.audit:
-        arms = [_audited(at, arm, target, requests, pairs[0], out, console) for at, arm in enumerate(arms)]
+        counted: dict[str, Enumeration] = {}
+        arms = [_audited(at, arm, target, requests, pairs[0], out, console, counted) for at, arm in enumerate(arms)]
     for (pair, _), arm in zip(named, arms, strict=True):  # an audit sets a length of its own
         arm.at(pair.recipe.eval.draft_length if arm.sweeps else None)
     parts = [_part(target, arms, requests, config, each, out, console) for each in config.temperatures]
@@ -155,13 +158,28 @@ def _identity(
 
 
 def _audited(
-    at: int, arm: Arm, target: Backbone, requests: Sequence[Request], pair: NamedFolders, out: Path, console: Console
+    at: int,
+    arm: Arm,
+    target: Backbone,
+    requests: Sequence[Request],
+    pair: NamedFolders,
+    out: Path,
+    console: Console,
+    counted: dict[str, Enumeration],
 ) -> Arm:
-    """The arm with its verdict, which is taken from the folder where it is there."""
+    """The arm with its verdict, which is taken from the folder where it is there.
+
+    `counted`: what was enumerated over a toy, by its name: it stands for every drafter of its code.
+    """
     path = out / f"audit-{at + 1}.json"
     if not path.is_file():
-        recipe = pair.recipe
-        report = audit(target, arm.drafter, first_turns(requests), recipe.audit, rule=recipe.eval.rule)
+        recipe, toy = pair.recipe, toy_of(arm.drafter)
+        known = counted.get(toy)
+        report = audit(
+            target, arm.drafter, first_turns(requests), recipe.audit, rule=recipe.eval.rule, enumerated=known
+        )
+        if report.enumeration is not None:
+            counted[toy] = report.enumeration
         console.print(f"{arm.name}:", markup=False)
         console.print(report.text(), markup=False)
         write_json(path, report.to_dict())

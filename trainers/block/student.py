@@ -114,17 +114,20 @@ class BlockStudent(Student):
 
     def weights(self, drafts: Drafts, batch: Batch, given: BlockTeacher) -> Tensor:
         """As in `Student`, the drafts of a row weighing as much together as it has labels; or all drafts together as
-        much as the batch has (`block.weigh: blocks`)."""
+        much as the batch has (`block.weigh: blocks`). Weights by the accepted length keep their size: a row's blocks
+        count alike, together as much as its labels."""
         known_RAK, own_P = given.anchors.known_RAK, super().weights(drafts, batch, given)
         place = places(on_host(known_RAK), known_RAK.device)
         weight_RAK = known_RAK.float()
         if own_P is not None:
             weight_RAK = weight_RAK.index_put(place, own_P)
+        of_length = self._pace is not None and self._pace.by_target
+        counted_RAK = known_RAK.any(2, keepdim=True).float() if of_length else weight_RAK
         labels_R = batch["loss_mask"].sum(1)
         if self._config.weigh == "blocks":  # one mean over all blocks, times as many labels as the loop divides by
-            labels_R, weight_R = labels_R.sum()[None], weight_RAK.sum()[None]
+            labels_R, weight_R = labels_R.sum()[None], counted_RAK.sum()[None]
         else:
-            weight_R = weight_RAK.sum((1, 2))
+            weight_R = counted_RAK.sum((1, 2))
         mean_R = labels_R / weight_R.clamp_min(torch.finfo(torch.float32).tiny)
         return (weight_RAK * mean_R[:, None, None])[place]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from ...drafters.layers.static import StaticParts, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from ..config import chunk_of
 from .buckets import behind, lengthened
+from .mix import acceptance
 from .mix import cross_entropy as label_entropy
 
 _PAYS = 4
@@ -125,7 +126,7 @@ class ChunkedLoss(StaticParts):
         *,
         added: Added | None = None,
         loss: TokenLoss | None = None,
-        only_label_q: bool = False,
+        only: Literal["label_q", "alpha"] | None = None,
         keep: PositionTerm | None = None,
         report_weight_P: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -142,14 +143,14 @@ class ChunkedLoss(StaticParts):
             report_weight_P: how much each position counts in the sums that are reported; default: 1.
             added: a product that is added to the head's, before the shaping.
             loss: another one than the module's own, for this call alone.
-            only_label_q: return q(label) [P] instead of the sum, without a gradient and without
+            only: return q(label), or sum_v min(p, q), [P] instead of the sum, without a gradient and without
                 terms, as `pace.py` needs before the loss. A flag of forward(), because ZeRO-3
                 gathers weights only inside a module's forward.
             keep: a term that is wanted position by position too; nothing is kept where there are none.
         """
         projection = self.projection
-        if only_label_q:
-            return _label_q(hidden_PH, projection, added, label_P, self.chunk), {}
+        if only is not None:
+            return _passed(hidden_PH, projection, added, label_P, self.chunk, teacher if only == "alpha" else None), {}
         if len(hidden_PH) == 0:
             unused = [hidden_PH, *self.parameters(), *(added or ())]
             return torch.stack([each.sum() for each in unused]).sum() * 0.0, {}
@@ -362,10 +363,20 @@ def _terms(
 
 
 @torch.no_grad()
-def _label_q(hidden_PH: Tensor, projection: Projection, added: Added | None, label_P: Tensor, chunk: int) -> Tensor:
-    """q(label), fp32 [P], a chunk of logits at a time; 0 where the label is below 0, which is none."""
+def _passed(
+    hidden_PH: Tensor,
+    projection: Projection,
+    added: Added | None,
+    label_P: Tensor,
+    chunk: int,
+    teacher: Teacher | None,
+) -> Tensor:
+    """The probability that each draft is accepted, fp32 [P], a chunk of logits at a time.
+
+    Without a teacher that of the text's own token, q(label); 0 where the label is below 0, which is none.
+    """
     compute = compute_dtype(hidden_PH)
-    q_P = torch.zeros(len(hidden_PH), device=hidden_PH.device)
+    passed_P = torch.zeros(len(hidden_PH), device=hidden_PH.device)
     with torch.autocast(hidden_PH.device.type, enabled=False):
         projection = projection.in_dtype(compute)
         for part in _parts(len(hidden_PH), chunk):
@@ -373,10 +384,13 @@ def _label_q(hidden_PH: Tensor, projection: Projection, added: Added | None, lab
             if added is not None:
                 product_CV += added.part(part, compute)
             logits_CV = projection.shaping(product_CV)
+            if teacher is not None:
+                passed_P[part] = acceptance(logits_CV, teacher.outputs(part, logits_CV.shape[-1]))
+                continue
             label_C1 = label_P[part].clamp_min(0)[:, None]
             log_q_C = logits_CV.gather(-1, label_C1).squeeze(-1) - logits_CV.logsumexp(-1)
-            q_P[part] = log_q_C.exp() * (label_P[part] >= 0)
-    return q_P
+            passed_P[part] = log_q_C.exp() * (label_P[part] >= 0)
+    return passed_P
 
 
 def _add_product(into_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:

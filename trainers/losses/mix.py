@@ -152,7 +152,7 @@ class Mix:
                 terms["kl"] = d.forward_kl(distributions.log_p_CU, distributions.log_q_CU)
             if "ce" not in terms:
                 terms["ce"] = cross_entropy(draft_CV, label_C)
-            alpha_C = torch.minimum(draft_CV.softmax(-1), target_CV.softmax(-1)).sum(-1)
+            alpha_C = acceptance(draft_CV, target_CV)
             if self.teacher_top_k is not None:
                 terms["cut_mass"] = self.cut_mass(target_CV)
         reported = {name: term.detach() for name, term in terms.items()}
@@ -177,7 +177,7 @@ class Mix:
         with torch.no_grad():
             kl_C = d.forward_kl(distributions.log_p_CU, distributions.log_q_CU) if "kl" not in terms else terms["kl"]
             ce_C = cross_entropy(draft_CU, label_C) if "ce" not in terms else terms["ce"]
-            alpha_C = torch.minimum(draft_CU.softmax(-1), target.p_CU * target.share_C[:, None]).sum(-1)
+            alpha_C = acceptance(draft_CU, target)
         terms = {name: term * drafted_C if name in RENORMALISED else term for name, term in terms.items()}
         reported = {"kl": kl_C * drafted_C, "ce": ce_C} | terms
         return {
@@ -232,6 +232,13 @@ class Mix:
         """The weighted sum [C] of the result of `terms`, which must not be empty."""
         first, *others = (getattr(self, name) * terms[name] for name in TERMS if name in terms)
         return sum(others, start=first)
+
+
+def acceptance(draft_CU: Tensor, target: Tensor | OfTarget) -> Tensor:
+    """sum_v min(p, q) by logits of the draft and of the target as it is, [C]."""
+    if isinstance(target, OfTarget):
+        return torch.minimum(draft_CU.softmax(-1), target.p_CU * target.share_C[:, None]).sum(-1)
+    return torch.minimum(draft_CU.softmax(-1), target.softmax(-1)).sum(-1)
 
 
 def cross_entropy(draft_CU: Tensor, label_C: Tensor) -> Tensor:

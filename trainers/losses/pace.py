@@ -1,8 +1,10 @@
 """Loss weights of the drafts behind one place of the text: a fixed decay, or by how far a drafter gets.
 
 D-PACE (Wu et al. 2026, arXiv 2605.18810) weighs position j by its share in the gradient of the
-expected number of accepted tokens. Read next: `medusa.py` and `eagle.py`, whose heads and passes
-are the positions; `losses/chunked.py`, which gives q(label).
+expected number of accepted tokens, as far as the text's own tokens say. `length_gain` is that gradient by the
+target's distributions: with it the total variation's gradient is that of the expected length itself.
+Read next: `../heads.py` and `../student/compared.py`, whose heads and passes are the positions; `chunked.py`, which
+says how likely each draft is accepted.
 
 Shapes: A anchors (positions from which drafts begin), J positions of a draft (its heads or passes), R
 rows, X positions of a row, P positions that count.
@@ -10,10 +12,14 @@ rows, X positions of a row, P positions that count.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from ..config import ObjectiveConfig
 
 _Draft = TypeVar("_Draft", float, Tensor)
 
@@ -46,28 +52,86 @@ def d_pace(q_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
     return torch.stack(values[:0:-1], 1) * known_AJ
 
 
+def length_gain(alpha_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
+    """g_j = dE / d alpha'_j of the expected accepted length E = sum_m prod_{i <= m} alpha'_i of every draft.
+
+    Up to m all are accepted with that product (Leviathan et al. 2023, theorem 3.5, position by position), where
+    alpha_i does not depend on what is drafted in front of it. g is constant for the gradient, so that
+    sum_j g_j (1 - alpha_j) has the gradient of -E through all factors. alpha' = (1 - floor) alpha + floor.
+
+    Args:
+        alpha_AJ: sum_v min(p, q) of each draft.
+        known_AJ: bool, where there is one; others neither end a draft nor have a value.
+        floor: in [0, 1]; 0: E as it is.
+
+    Returns:
+        fp32 [A, J], without a gradient; 0 where there is no draft.
+    """
+    alpha_AJ = alpha_AJ.detach()
+    passed_AJ = torch.where(known_AJ, (1 - floor) * alpha_AJ + floor, torch.ones_like(alpha_AJ))
+    counts_AJ = known_AJ.to(alpha_AJ.dtype)
+    reached_A, behind_A = torch.ones_like(alpha_AJ[:, 0]), torch.zeros_like(alpha_AJ[:, 0])
+    reached, behind = [], []
+    for j in range(alpha_AJ.shape[1]):  # no division by alpha, which may be 0
+        reached.append(reached_A)
+        reached_A = reached_A * passed_AJ[:, j]
+    for j in reversed(range(alpha_AJ.shape[1])):
+        behind.append(behind_A + counts_AJ[:, j])  # what comes with this one: itself, and what may follow
+        behind_A = passed_AJ[:, j] * behind[-1]
+    return torch.stack(reached, 1) * torch.stack(behind[::-1], 1) * counts_AJ
+
+
 def joined(place: tuple[Tensor, Tensor], length: int) -> Tensor:
     """Rows and positions [P] as indices, in rows of `length` tokens joined end to end."""
     row_P, at_P = place
     return row_P * length + at_P
 
 
-def paced(q_P: Tensor, anchor_P: Tensor, draft_P: Tensor, counts: tuple[int, int], floor: float) -> Tensor:
-    """`d_pace` of drafts one by one, fp32 [P].
+def paced(
+    passed_P: Tensor,
+    anchor_P: Tensor,
+    draft_P: Tensor,
+    counts: tuple[int, int],
+    floor: float,
+    weigh: Callable[[Tensor, Tensor, float], Tensor] = d_pace,
+) -> Tensor:
+    """`d_pace`, or what else weighs, of drafts one by one, fp32 [P].
 
     Args:
-        q_P: q(label).
+        passed_P: q(label), or alpha for `length_gain`.
         anchor_P: int64, which anchor each belongs to.
         draft_P: int64, which draft behind its anchor it is, from 0.
         counts: A and J.
-        floor: as in `d_pace`.
+        floor: as of the weights.
     """
     A, J = counts
     cell_P = anchor_P * J + draft_P
-    q_AJ = q_P.new_zeros(A * J).index_copy_(0, cell_P, q_P).view(A, J)
+    passed_AJ = passed_P.new_zeros(A * J).index_copy_(0, cell_P, passed_P).view(A, J)
     # by assignment the host would send a number and wait
-    known_AJ = torch.zeros(A * J, dtype=torch.bool, device=q_P.device).index_fill_(0, cell_P, True).view(A, J)
-    return d_pace(q_AJ, known_AJ, floor).flatten()[cell_P]
+    known_AJ = torch.zeros(A * J, dtype=torch.bool, device=passed_P.device).index_fill_(0, cell_P, True).view(A, J)
+    return weigh(passed_AJ, known_AJ, floor).flatten()[cell_P]
+
+
+@dataclass(frozen=True)
+class DraftPace:
+    """Weights by how far a draft gets, as a recipe asks for them."""
+
+    by_target: bool
+    """By the target's distributions (`length_gain`); else by the text's own tokens (`d_pace`)."""
+    floor: float
+
+    @classmethod
+    def of(cls, objective: ObjectiveConfig) -> Self | None:
+        """None where the weights are fixed."""
+        if objective.positions == "geometric":
+            return None
+        by_target = objective.positions == "accepted"
+        floor = objective.pace_floor
+        return cls(by_target, (0.0 if by_target else 0.5) if floor is None else floor)
+
+    def __call__(self, passed_P: Tensor, anchor_P: Tensor, draft_P: Tensor, counts: tuple[int, int]) -> Tensor:
+        """Arguments as of `paced`."""
+        return paced(passed_P, anchor_P, draft_P, counts, self.floor, length_gain if self.by_target else d_pace)
 
 
 def geometric(draft: _Draft, decay: float, *, sum_of: int = 0) -> _Draft | None:

@@ -32,10 +32,16 @@ def check_terms(
             "objective.reverse_kl is infinite where objective.teacher_top_k leaves the target "
             "nothing and the draft has something; leave one of them out, or take objective.jsd"
         )
-    if objective.positions == "d-pace" and positions < 2:
+    if objective.positions == "d-pace" and objective.pace_floor == 0:
+        raise RequestError(
+            "objective.pace_floor is 0 with objective.positions d-pace: far positions would learn nothing until near "
+            "ones are right; expected more than 0"
+        )
+    if objective.positions != "geometric" and positions < 2:
         found = "weighs all that it learns alike: leave it out"
         if counted_by:
             found = f"learns one, by {counted_by}: raise that, or leave objective.positions out"
         raise RequestError(
-            f"objective.positions is d-pace, which weighs the drafts that a step learns together, and this run {found}"
+            f"objective.positions is {objective.positions}, which weighs the drafts that a step learns together, and "
+            f"this run {found}"
         )

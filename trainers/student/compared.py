@@ -28,7 +28,7 @@ from ..loop.objective import Batch
 from ..loop.sums import COMPARED, COUNT
 from ..losses.chunked import Added, ChunkedLoss, PositionTerm, SharedTeacher, Teacher
 from ..losses.mix import Mix, OfTarget, drafted
-from ..losses.pace import geometric, joined, paced
+from ..losses.pace import DraftPace, geometric, joined
 
 
 class Drafts(NamedTuple):
@@ -88,7 +88,7 @@ class Student(StaticParts):
         self.split = WHOLE
         """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
         self._decay, self._sums_to_one = decay, sums_to_one
-        self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
+        self._pace = DraftPace.of(objective)
         if frozen:
             # in a tuple it is no part of this module: the projection is the target's, and what wraps,
             # shards or saves this module must not touch it
@@ -181,20 +181,31 @@ class Student(StaticParts):
         """Whether `auxiliary_loss` is told how much of every draft's distribution is accepted, a term of the loss."""
         return False
 
-    def weights(self, drafts: Drafts, batch: Batch, _given: Any) -> Tensor | None:
+    def weights(self, drafts: Drafts, batch: Batch, given: Any) -> Tensor | None:
         """How much every draft counts beside the others, fp32 [P]; None where all count alike.
 
-        D-PACE asks first how likely each label is under the draft, a chunk of logits at a time.
+        A pace asks first how likely each is accepted, a chunk of logits at a time.
         """
-        label_P, draft_P = drafts.label_P2.unbind(-1)
-        if self._pace_floor is None:
+        draft_P = drafts.label_P2[:, 1]
+        if self._pace is None:
             return geometric(draft_P, self._decay, sum_of=self._drafts if self._sums_to_one else 0)
-        added = self.prefix_logits(drafts, batch)
-        q_P, _ = self.judge(drafts.hidden_PH, label_P, added=added, only_label_q=True)
+        passed_P = self._passed(drafts, batch, given if self._pace.by_target else None)
         # drafts behind one place are those whose states lie one behind another
         anchors, R = drafts.at_P - draft_P, len(batch["input_ids"])
         held = self.split.held(batch["input_ids"].shape[1], self._drafts)
-        return paced(q_P, anchors, draft_P, (R * (held.stop - held.start), self._drafts), self._pace_floor)
+        return self._pace(passed_P, anchors, draft_P, (R * (held.stop - held.start), self._drafts))
+
+    def _passed(self, drafts: Drafts, batch: Batch, given: Any) -> Tensor:
+        """How likely every draft is accepted by the target's distributions; by the text's token, without `given`."""
+        label_P, added = drafts.label_P2[:, 0], self.prefix_logits(drafts, batch)
+        if given is None or not len(label_P):
+            return self.judge(drafts.hidden_PH, label_P, added=added, only="label_q")[0]
+        # the teacher takes positions in their order
+        order_P = sent(on_host(drafts.at_P).argsort(stable=True), label_P.device)
+        added = None if added is None else added._replace(given_PR=added.given_PR[order_P])
+        teacher = self.teacher(given, drafts.at_P[order_P])
+        alpha_P, _ = self.judge(drafts.hidden_PH[order_P], label_P[order_P], teacher, added=added, only="alpha")
+        return torch.empty_like(alpha_P).index_copy_(0, order_P, alpha_P)
 
     def teacher(self, given: Any, at_P: Tensor) -> Teacher:
         """The target's distributions at its states `at_P`, ascending, each asked for once."""

@@ -10,6 +10,7 @@ from draftsmith.data.prompt_rows import Prompt
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import write_tuned
+from draftsmith.eval.audit import audit as auditing
 from draftsmith.eval.report.results import read_results
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure import compare
@@ -47,8 +48,13 @@ def compared(runs: list[Path], prompts: Path, out: Path, *more: str) -> int:
 def test_all_in_one_table_and_what_is_not_alike_is_said(
     runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    prompts, out, enumerations = tmp_path / "rows.jsonl", tmp_path / "out", []
+    real_enumerate = auditing.enumerate_decoding
+    monkeypatch.setattr(
+        auditing, "enumerate_decoding", lambda *a, **k: enumerations.append(a) or real_enumerate(*a, **k)
+    )
     assert compared(runs, prompts, out) == 0
+    assert len(enumerations) == 2  # one stands for both heads
     printed = " ".join(capfd.readouterr().out.split())
     results = read_results(out / "results.json")
     names = ["medusa of two", "medusa of four", "prompt-lookup"]

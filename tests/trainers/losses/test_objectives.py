@@ -429,7 +429,7 @@ def test_what_the_draft_says_of_labels() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftsmith.drafters.projection.F.linear", spy)
-        label_q, terms = chunked(hidden, label, only_label_q=True)
+        label_q, terms = chunked(hidden, label, only="label_q")
     assert (max(sizes), sum(sizes)) == (5, P)
     assert (terms, label_q.requires_grad) == ({}, False)
     wanted = head(hidden).softmax(-1).gather(-1, label.clamp_min(0)[:, None])[:, 0].detach()

@@ -1,0 +1,214 @@
+"""The expected accepted length as the objective: its value by enumeration, its gradient by finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY, make_target
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.errors import RequestError
+from draftsmith.launch.check.models import check_recipe
+from draftsmith.launch.recipe.model import Recipe
+from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
+from draftsmith.trainers.losses.mix import Mix
+from draftsmith.trainers.losses.pace import DraftPace, length_gain
+from draftsmith.trainers.method_config import BlockConfig, Eagle3Config, MedusaConfig, MtpConfig, PeagleConfig
+from helpers.models.method_objectives import build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+LENGTH = {"kl": 0.0, "tv": 1.0, "positions": "accepted"}
+
+
+def expected_length(alpha_AJ: Tensor, known_AJ: Tensor) -> Tensor:
+    """sum_m prod_{i <= m} alpha_i of every draft, what is not known left out. [A]."""
+    total = torch.zeros_like(alpha_AJ[:, 0])
+    for row, (alphas, known) in enumerate(zip(alpha_AJ, known_AJ.tolist(), strict=True)):
+        places = [j for j, there in enumerate(known) if there]
+        for last in range(len(places)):
+            total[row] = total[row] + alphas[places[: last + 1]].prod()
+    return total
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10_000), st.sampled_from([0.5, 0.9, 1.0]))
+def test_the_weights_are_the_gradient_of_the_length(A: int, J: int, seed: int, share: float) -> None:
+    """Alphas of 0 and 1 among them."""
+    g = torch.Generator().manual_seed(seed)
+    known = torch.rand(A, J, generator=g) < share
+    alpha = (1.4 * torch.rand(A, J, generator=g, dtype=torch.float64) - 0.2).clamp(0, 1).requires_grad_()
+    (wanted,) = torch.autograd.grad(expected_length(alpha, known).sum() + 0 * alpha.sum(), alpha)
+    ours = length_gain(alpha, known, 0.0)
+    assert not ours.requires_grad
+    torch.testing.assert_close(ours, wanted)
+
+
+def test_by_hand() -> None:
+    """Alphas 0.5, 0 and 0.8: E = 0.5 + 0 + 0; one more of the second opens 0.5 * 1.8."""
+    alpha, known = torch.tensor([[0.5, 0.0, 0.8]]), torch.ones(1, 3, dtype=torch.bool)
+    assert length_gain(alpha, known, 0.0)[0].tolist() == pytest.approx([1.0, 0.9, 0.0])
+    # with a floor of a half they are 0.75, 0.5 and 0.9
+    assert length_gain(alpha, known, 0.5)[0].tolist() == pytest.approx([1 + 0.5 * 1.9, 0.75 * 1.9, 0.75 * 0.5])
+
+
+def test_the_length_is_what_decoding_accepts_and_its_gradient_goes_through_all_factors() -> None:
+    """Three slots that do not look at each other: every draft of a vocabulary of three, accepted token by token."""
+    V, J = 3, 3
+    g = torch.Generator().manual_seed(2)
+    hidden = torch.randn(J, 4, generator=g, dtype=torch.float64)
+    p_JV = (2 * torch.randn(J, V, generator=g, dtype=torch.float64)).softmax(-1)
+    head = nn.Linear(4, V, bias=False).double()
+
+    def enumerated() -> Tensor:
+        q_JV = head(hidden).softmax(-1)
+        total = q_JV.new_zeros(())
+        for draft in product(range(V), repeat=J):
+            drawn = prod(q_JV[j, x] for j, x in enumerate(draft))
+            kept = [(p_JV[j, x] / q_JV[j, x]).clamp_max(1) for j, x in enumerate(draft)]
+            total = total + drawn * sum(prod(kept[: m + 1]) for m in range(J))
+        return total
+
+    wanted_E = enumerated()
+    (wanted,) = torch.autograd.grad(wanted_E, head.weight)
+    module = ChunkedLoss(head.float(), Mix(tv=1.0), chunk=2)
+    # a target whose head hands its states on
+    eye = nn.Linear(V, V, bias=False)
+    eye.weight.data = torch.eye(V)
+    teacher = Teacher(p_JV.log().float(), ChunkedLoss(eye, Mix(tv=1.0), chunk=2).whole)
+    label, states = torch.zeros(J, dtype=torch.long), hidden.float()
+    alpha, terms = module(states, label, teacher, only="alpha")
+    assert (terms, alpha.requires_grad) == ({}, False)
+    known = torch.ones(1, J, dtype=torch.bool)
+    assert float(expected_length(alpha[None], known)) == pytest.approx(wanted_E.item(), rel=1e-5)
+    loss, _ = module(states, label, teacher, length_gain(alpha[None], known, 0.0)[0])
+    (ours,) = torch.autograd.grad(loss, head.weight)
+    torch.testing.assert_close(-ours.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def target() -> Backbone:
+    return make_target("qwen3")
+
+
+def rows() -> dict[str, Tensor]:
+    """A row of two documents, one that is labels behind a prompt; labels are missing in the middle."""
+    documents = torch.tensor([[0] * 8 + [1] * 6, [0] * 14])
+    mask = torch.ones(2, 14, dtype=torch.bool)
+    mask[0, [0, 8]] = mask[1, [0, 1, 2, 9]] = False
+    g = torch.Generator().manual_seed(0)
+    return {
+        "input_ids": torch.randint(0, VOCABULARY, (2, 14), generator=g),
+        "loss_mask": mask,
+        "positions": torch.tensor([[*range(8), *range(6)], [*range(14)]]),
+        "documents": documents,
+    }
+
+
+BLOCKS = BlockConfig(size=4, decoder_layers=1, anchors=4)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "medusa": ("medusa", {"medusa": MedusaConfig(heads=3)}),
+    "hydra": ("hydra", {"medusa": MedusaConfig(heads=3)}),
+    "eagle3": ("eagle3", {"eagle3": Eagle3Config(passes=3, ce=0.0), "ids": range(0, VOCABULARY, 2)}),
+    "mtp": ("mtp", {"mtp": MtpConfig(passes=3)}),
+    "dflash": ("dflash", {"block": BLOCKS}),
+    "dflash, a mean over blocks": ("dflash", {"block": BLOCKS.model_copy(update={"weigh": "blocks"})}),
+    "dspark": ("dspark", {"block": BLOCKS}),
+    "peagle": ("peagle", {"peagle": PeagleConfig(depths=3, decoder_layers=1, ce=0.0)}),
+}
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tensor]:
+    """What the weights were made of at last, as a table: alpha of each anchor's drafts, [A, J], -1 where is none."""
+    seen: list[Tensor] = []
+    real = DraftPace.__call__
+
+    def look(self: DraftPace, passed_P: Tensor, anchor_P: Tensor, draft_P: Tensor, counts: tuple[int, int]) -> Tensor:
+        table = torch.full(counts, -1.0, dtype=torch.float64)
+        table[anchor_P, draft_P] = passed_P.double()
+        seen.append(table)
+        return real(self, passed_P, anchor_P, draft_P, counts)
+
+    monkeypatch.setattr(DraftPace, "__call__", look)
+    return lambda: seen[-1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_of_a_family_has_the_gradient_of_its_accepted_length(
+    name: str, target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By finite differences along the gradient, over all weights of the drafter at once."""
+    method, sections = CASES[name]
+    torch.manual_seed(0)
+    goal = build(method, target.model, **sections, objective=ObjectiveConfig(chunk=5, **LENGTH))
+    for number, weight in enumerate(goal.draft().parameters()):  # what begins as zeros or as the target's learns apart
+        weight.data += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+    batch, last = rows(), watched(monkeypatch)
+    teacher_output, S = goal.prepare(batch), batch["input_ids"].shape[1]
+    labels_R = batch["loss_mask"].sum(1).double()
+
+    def length() -> float:
+        """As it is weighed: heads and passes add up, blocks are a mean of each row's, times its labels."""
+        with torch.no_grad():
+            goal.module(batch, teacher_output)
+        alpha_AJ = last()
+        length_A = expected_length(alpha_AJ.clamp_min(0), alpha_AJ >= 0)
+        if method not in ("dflash", "dspark"):
+            return float(length_A.sum())
+        rows_A, there = torch.arange(len(length_A)) // S, (alpha_AJ >= 0).any(1)
+        if "mean" in name:
+            return float(length_A[there].mean() * labels_R.sum())
+        return float(sum(length_A[there & (rows_A == row)].mean() * labels_R[row] for row in range(2)))
+
+    loss, _ = goal.module(batch, teacher_output)
+    parameters = [each for each in goal.draft().parameters() if each.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    size = float(sum(each.double().pow(2).sum() for each in gradients)) ** 0.5
+    assert size > 1e-2
+    step, ends = 0.02 / size, []
+    for sign in (1, -2):
+        for weight, gradient in zip(parameters, gradients, strict=True):
+            weight.data -= sign * step * gradient / size
+        ends.append(length())
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(size, rel=0.03)
+    assert ends[0] > ends[1]
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle3", "dspark"])
+def test_the_accepted_length_grows(name: str, target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, sections = CASES[name]
+    torch.manual_seed(0)
+    goal = build(method, target.model, **sections, objective=ObjectiveConfig(**LENGTH))
+    batch, last = rows(), watched(monkeypatch)
+    teacher_output = goal.prepare(batch)
+    optimizer, lengths = torch.optim.Adam(goal.module.parameters(), lr=3e-3), []
+    for _ in range(8):
+        loss, _ = goal.module(batch, teacher_output)
+        alpha_AJ = last()
+        lengths.append(float(expected_length(alpha_AJ.clamp_min(0), alpha_AJ >= 0).sum()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert lengths[-1] > 1.02 * lengths[0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        (
+            {"method": "distill", "objective": {"positions": "accepted"}},
+            "weighs all that it learns alike: leave it out",
+        ),
+        ({"method": "eagle3", "eagle3": {"passes": 1}, "objective": {"positions": "accepted"}}, "by eagle3.passes"),
+        ({"method": "eagle3", "objective": {"positions": "d-pace", "pace_floor": 0}}, "pace_floor is 0 with"),
+    ],
+)
+def test_requests_that_make_no_sense(recipe: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        check_recipe(Recipe(**recipe))
