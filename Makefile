@@ -12,7 +12,7 @@ GPU_PYTHON ?= 3.12
 # where it is set, every process compiles what it imports anew, torch and transformers above all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart smollm2 test check test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target clean
+.PHONY: quickstart smollm2 test check test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target dist clean
 
 quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
@@ -105,5 +105,15 @@ $(ENGINES)/ready: constraints-engines.txt Makefile
 	$(ENGINES)/bin/cmake --build $(ENGINES)/llama.cpp/build --target llama-server -j 2
 	touch $@
 
+# sdist and wheel into dist/, looked into and tried in empty environments of every Python there is
+DIST := .venv-dist
+dist: $(DIST)/ready
+	$(DIST)/bin/python .ci/dist.py
+
+$(DIST)/ready: constraints-dist.txt
+	test -d $(DIST) || $(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --no-compile -r constraints-dist.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(ENGINES) $(OLDEST) $(REHEARSE) quickstart smollm2 runs
+	rm -rf $(VENV) $(ENGINES) $(OLDEST) $(REHEARSE) $(DIST) quickstart smollm2 runs

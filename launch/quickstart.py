@@ -67,8 +67,12 @@ _TOGETHER = 8
 """Prompts of the second set that are decoded at once: nothing of it is timed, and no row depends on the others."""
 
 
-def quickstart(out: Path, console: Console) -> None:
-    """Run everything into `out`, print the table, the report's path and the next command."""
+def quickstart(out: Path, console: Console, steps: int | None = None) -> None:
+    """Run everything into `out`, print the table, the report's path and the next command.
+
+    Args:
+        steps: of training; fewer than its own show that everything works here, and no figure to quote.
+    """
     from ..decoding.devices import multiplies_bf16
     from .check.early import check_alone
 
@@ -76,12 +80,15 @@ def quickstart(out: Path, console: Console) -> None:
     check_alone("quickstart", "tunes by clocks, which differ between them", instead)
     stages = _Stages(console)
     half = multiplies_bf16()
-    resolved = load_recipe(RECIPE, list((TRAINING | (HALF if half else {})).items()))
+    shorter = {} if steps is None else {"loop.steps": str(steps), "loop.validate_every": str(steps)}
+    if shorter:
+        console.print(f"a run of {steps} steps in place of {TRAINING['loop.steps']}: no figure of it is worth quoting")
+    resolved = load_recipe(RECIPE, list((TRAINING | (HALF if half else {}) | shorter).items()))
     stages.begin(f"training{', in bf16' if half else ''}: {resolved.recipe.summary}")
     train(resolved, out=out / RUN)
     stages.begin("tuning: which setting of each is fastest on this machine?")
     lookup = _tune(out, console)
-    results = _measure(out, lookup, console, stages)
+    results = _measure(out, lookup, console, stages, steps)
     stages.begin("reporting")
     from ..eval.report.report import write_report
     from ..eval.report.tables import show
@@ -128,7 +135,9 @@ def _tuned(request: TuneRequest, console: Console) -> list[Raced]:
     return run_tune(request, check_tune(request, []), console)
 
 
-def _measure(out: Path, lookup: dict[str, str], console: Console, stages: _Stages) -> dict[str, Any]:
+def _measure(
+    out: Path, lookup: dict[str, str], console: Console, stages: _Stages, steps: int | None
+) -> dict[str, Any]:
     """Audit and measure what was trained, as it was tuned; measure the untrained draft beside it."""
     from ..eval.measure.evaluate import evaluate
     from ..eval.measure.requests import first_turns, make_requests
@@ -143,7 +152,8 @@ def _measure(out: Path, lookup: dict[str, str], console: Console, stages: _Stage
     stages.begin("measuring acceptance and speed")
     results = evaluate(pair.target, arms, requests, config, left_out=left_out(prompts, requests))
     results["draft"]["settings"] = flat(pair.recipe.drafter.model_dump(mode="json"))
-    results["repeat"] = [shlex.join(["draftsmith", "quickstart", "--out", str(out)])]
+    shorter = [] if steps is None else ["--steps", str(steps)]
+    results["repeat"] = [shlex.join(["draftsmith", "quickstart", "--out", str(out), *shorter])]
     together = config.model_copy(update={"batch": _TOGETHER})
     results["second"] = second_of(pair, arms, prompts, together, results["rows"])
     results["rows"].append(_control(pair, _untrained(pair), requests[:_OF_THE_CONTROL], arms[0]))

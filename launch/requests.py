@@ -433,6 +433,8 @@ class QuickstartRequest:
 
     out: Path = Path("quickstart")
     """Folder for everything."""
+    steps: int | None = None
+    """Train for so many steps alone: the whole way in two minutes, with no figure to quote."""
 
 
 @dataclass

@@ -219,9 +219,10 @@ def _push(request: requests.PushRequest) -> str:
 
 
 def _quickstart(request: requests.QuickstartRequest) -> None:
+    check_least(request, steps=1)
     from .quickstart import quickstart
 
-    quickstart(request.out, console())
+    quickstart(request.out, console(), request.steps)
 
 
 def _doctor(_request: requests.DoctorRequest) -> str:
