@@ -55,7 +55,7 @@ HEADS = {
     "method": "{method}, {setting}",
     "T": "{T}",
     "tau": "{tau}",
-    "alpha by depth": "{n_alpha}",
+    "alpha, first 4 depths": "{n_alpha}",
     "speed-up": "{speedup}",
     "predicted": "{predicted}",
     "trained on": "{tokens} tokens, {minutes} min",
@@ -355,7 +355,7 @@ def row_of(
         "setting": "slower at every setting" if tuned.plain else in_words(tuned.values) or "as the recipe has it",
         "T": row["temperature"],
         "tau": figure(row["tau"]),
-        "n_alpha": [mean for mean, *_ in row["n_alpha"] if mean is not None],
+        "n_alpha": [mean for mean, *_ in row["n_alpha"][:4] if mean is not None],
         "speedup": figure(row["speedup"]),
         "predicted": row["predicted_speedup"],
         "tokens": tokens,
@@ -390,7 +390,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--dtype", choices=["fp32", "bf16"], default=fastest, help="of the target, while it answers and is measured")
     add("--answering", type=shlex.split, default=[], help="more flags of `generate`, in quotes")
     add("--training", type=shlex.split, default=[], help="more flags of `train`, in quotes")
-    add("--audit", type=shlex.split, default=[], help="more flags of `eval`, in quotes")
+    add("--audit", type=shlex.split, default=["--audit.tokens", "12000"], help="more flags of `compare`, in quotes")
     add("--note", action="append", default=[], help="what else a reader has to know")
     add("--json", type=Path)
     args = parser.parse_args(words)
