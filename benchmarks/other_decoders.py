@@ -175,21 +175,26 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
     )
 
 
+def path_or_none(text: str) -> Path | None:
+    """`none` takes back what stands before it."""
+    return None if text == "none" else Path(text)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="tiny", help="folder, or `tiny`")
     parser.add_argument("--drafters", nargs="*", default=[], help="runs and folders, each as it was tuned")
     parser.add_argument("--method", default="prompt-lookup", help="as of `draftsmith compare`")
-    parser.add_argument("--tuned", type=Path, help="as of `draftsmith compare`")
+    parser.add_argument("--tuned", type=path_or_none, help="as of `draftsmith compare`")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--prompts", default="stdlib", help="as --prompts of `eval`")
     parser.add_argument("--count", type=int, default=16, help="prompts")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--lookup-tokens", type=int, default=4, help="of transformers' prompt lookup; 0 leaves it out")
-    parser.add_argument("--assistant", type=Path, help="a draft model's folder, for assisted generation")
-    parser.add_argument("--llama-server", type=Path, metavar="PROGRAM", help="llama.cpp's, with --gguf")
-    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the target's own file")
+    parser.add_argument("--assistant", type=path_or_none, help="a draft model's folder, for assisted generation")
+    parser.add_argument("--llama-server", type=path_or_none, metavar="PROGRAM", help="llama.cpp's, with --gguf")
+    parser.add_argument("--gguf", type=path_or_none, metavar="FILE", help="the target's own file")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--note", action="append", default=[], help="what else a reader has to know")
     parser.add_argument("--json", type=Path, help="write the record here")

@@ -112,6 +112,10 @@ BENCHMARKS = {
         "--minutes 0.05 --limit 16 --new-tokens 16 "
         "--audit '--audit.tokens 500 --audit.sequences 10000 --audit.max_new_tokens 8 --eval.repeats 1'"
     ),
+    "benchmarks/other_decoders.py": (
+        "--target tiny --drafters --method prompt-lookup --tuned none --dtype fp32 --prompts stdlib --count 2 "
+        "--max-new-tokens 16 --llama-server none --gguf none"
+    ),
     "benchmarks/small_rates.py": f"{SMALL_MODEL} --steps 2 --factors 1",
 }
 # what a script reads that another one writes
