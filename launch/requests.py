@@ -304,6 +304,22 @@ class ConvertRequest:
 
 
 @dataclass
+class ConvertResultsRequest:
+    """Write a run's answers as Spec-Bench's answer files, or such files as results.json."""
+
+    source: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN_OR_FILES")]
+    """Folder that `eval` or `compare` wrote; or answer files of Spec-Bench, one a method."""
+    out: Path
+    """Folder for the answer files, one of each method and of plain decoding; or for results.json."""
+    baseline: Path | None = None
+    """Of answer files: that of plain decoding, without which nothing says what is gained."""
+    target: str | None = None
+    """Of answer files: the target's name in tables; default: the baseline's model_id."""
+    temperature: float | None = None
+    """Of answer files: that they were made at; default: what their names say."""
+
+
+@dataclass
 class ConvertDrafterRequest:
     """Write a drafter that others published as a drafter folder of ours; `--drafter` takes it as it is, too."""
 

@@ -178,6 +178,12 @@ def _convert_drafter(request: requests.ConvertDrafterRequest) -> str:
     return convert_drafter(request)
 
 
+def _convert_results(request: requests.ConvertResultsRequest) -> str:
+    from .share.spec_bench import convert_results
+
+    return convert_results(request)
+
+
 def _inspect_drafter(request: requests.InspectDrafterRequest) -> str:
     check_least(request, limit=2, prompt_tokens=1, max_new_tokens=2)
     folder = drafter_folder(request.drafter)
@@ -244,6 +250,7 @@ VERBS: dict[str, Verb] = {
     "derive": Verb(requests.DeriveRequest, _derive),
     "convert": Verb(requests.ConvertRequest, _convert),
     "convert-drafter": Verb(requests.ConvertDrafterRequest, _convert_drafter),
+    "convert-results": Verb(requests.ConvertResultsRequest, _convert_results),
     "inspect-drafter": Verb(requests.InspectDrafterRequest, _inspect_drafter),
     "generate": Verb(requests.GenerateRequest, generate, takes_values=True),
     "tree": Verb(requests.TreeRequest, _tree, takes_values=True),

@@ -25,6 +25,7 @@ from ...eval.measure.environment import drafter_hash
 from ...eval.measure.evaluate import evaluate
 from ...eval.measure.requests import Request, first_turns, make_requests
 from ...eval.measure.second import second_rows
+from ...eval.report.answers import ANSWERS, as_lines
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ...storage.identity import flat
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 def run_eval(
     request: EvalRequest, overrides: Sequence[tuple[str, str]], console: Console, named: NamedFolders
 ) -> None:
-    """Audit, measure, print, and write `results.json` and `audit.json`."""
+    """Audit, measure, print, and write `results.json`, `answers.jsonl` and `audit.json`."""
     out, console = results_folder(request), of_first(console)
     say_tuned(named, console)
     pair = load_pair(named)
@@ -75,13 +76,15 @@ def run_eval(
     drift = drift_of(pair, console)
     if request.audit:
         arms = audited(pair, arms, first_turns(requests), out, console)
-    results = evaluate(pair.target, list(arms.values()), requests, config, left_out=left_out(prompts, requests))
+    count, answers = left_out(prompts, requests), list[dict[str, Any]]()
+    results = evaluate(pair.target, list(arms.values()), requests, config, left_out=count, answers=answers)
     results["second"] = second_of(pair, list(arms.values()), prompts, config, results["rows"])
     if drift is not None:
         results["target"]["drift"] = drift
     results["draft"]["settings"] = flat(pair.recipe.drafter.model_dump(mode="json"))
     results["repeat"] = _repeat(request, [*named.tuned.values.items(), *overrides], pair)
     write_json(out / "results.json", results)
+    write_answers(out, answers)
     show(results, console)
     say_where(out / "results.json", console)
     if request.samples:
@@ -316,6 +319,12 @@ def left_out(prompts: Sequence[Prompt], requests: Sequence[Request]) -> int:
 def say_where(path: Path, console: Console) -> None:
     """Name a file of results: brackets in a path are no markup, and it is not cut in two."""
     console.print(f"results: {path}", markup=False, soft_wrap=True)
+
+
+def write_answers(out: Path, answers: Sequence[dict[str, Any]]) -> None:
+    """Write what was written for each request beside the results, as `write_json` does."""
+    if speaks():
+        write_text(out / ANSWERS, as_lines(answers))
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from draftsmith.errors import RequestError
-from draftsmith.eval.report.paper import as_latex, as_markdown, escaped, paper_table, write_tables
+from draftsmith.eval.report.paper import _parts, as_latex, as_markdown, escaped, paper_table, write_tables
 from draftsmith.launch.cli import main
 
 Measured = tuple[dict[str, Any], dict[str, Any]]
@@ -96,6 +96,9 @@ def test_several_runs_and_their_audits(run: Path, measured: Measured, tmp_path: 
 def test_a_single_set_has_no_mean(measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the command; without a table there is nothing that other runs stand in."""
     (tmp_path / "results.json").write_text(json.dumps(measured[0]))
+    named = copy.deepcopy(measured[0])
+    named["rows"][0]["prompts"] = "gsm8k=/somewhere/test.jsonl"
+    assert _parts(named["rows"][0])[0][0] == "gsm8k"
     assert main(["report", str(tmp_path), "--markdown", "--latex"]) == 0
     assert f"table: {tmp_path / 'table.tex'}" in capsys.readouterr().out
     text = (tmp_path / "table.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,9 @@ def test_all_in_one_table_and_what_is_not_alike_is_said(
     assert "! 2 of 2 prompts stand in what two was trained on" in printed
     assert [each["path"] for each in results["draft"]["loaded"]] == [str(run / "drafter") for run in runs]
     assert results["repeat"][0].startswith(f"draftsmith compare {SHALLOW}")
+    kept = (out / "answers.jsonl").read_text()
+    written = Counter(json.loads(line)["method"] for line in kept.splitlines())
+    assert written == dict.fromkeys([None, *names], 4)  # two prompts at two temperatures
     assert main(["report", str(out), "--markdown"]) == 0
     assert "medusa of four" in (out / "table.md").read_text()
 
@@ -76,6 +80,8 @@ def test_all_in_one_table_and_what_is_not_alike_is_said(
     again = read_results(out / "results.json")
     assert len(audits) == 1
     assert again["rows"][:3] == results["rows"][:3]
+    anew = (out / "answers.jsonl").read_text().splitlines()
+    assert (anew[:8], len(anew)) == (kept.splitlines()[:8], 16)
     assert [row["tau"] for row in again["rows"][3:]] == [row["tau"] for row in results["rows"][3:]]
 
 
