@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -69,6 +70,9 @@ def test_all_in_one_table_and_what_is_not_alike_is_said(
     assert written == dict.fromkeys([None, *names], 4)  # two prompts at two temperatures
     assert main(["report", str(out), "--markdown"]) == 0
     assert "medusa of four" in (out / "table.md").read_text()
+    drawn = re.search(r'aria-label="Acceptance by depth".*?<desc>(.*?)</desc>', (out / "report.html").read_text())
+    assert drawn is not None
+    assert all(drawn[1].count(f"{name} at T = {heat}: ") == 1 for name in names for heat in (0, 1))
 
     # the same command takes what is there, and measures what is not
     (out / "temperature-1.json").unlink()
