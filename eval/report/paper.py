@@ -24,6 +24,13 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 }
 
 
+_NAMES = (
+    "Names elsewhere: tau is also called mean acceptance length (MAL), accept length and block efficiency. An "
+    "acceptance rate is one of four: per token (alpha), per depth, given those before it (n-alpha), per draft "
+    "((tau - 1) / K on a chain of K), or of the first token (n-alpha at depth 1)."
+)
+
+
 @dataclass(frozen=True)
 class PaperTable:
     """What both forms show."""
@@ -118,7 +125,7 @@ def as_markdown(table: PaperTable) -> str:
     for target, temperature, method, parts in table.rows:
         figures = [text for each in parts for text in _figures(each)]
         lines.append(_line([cell(target), temperature, cell(method), *figures]))
-    return "\n".join([*lines, "", cell(_note(table)), ""])
+    return "\n".join([*lines, "", cell(_note(table)), "", cell(_NAMES), ""])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from draftsmith.errors import RequestError
 from draftsmith.eval.report.paper import _parts, as_latex, as_markdown, escaped, paper_table, write_tables
@@ -51,8 +52,21 @@ def test_the_table_as_markdown(run: Path) -> None:
         "| 1.25 [1.00, 1.50] | 2.50 ! |"
     )
     assert [line.split(" | ")[1] for line in lines[2:4]] == ["0", "1"]
-    assert "losslessness audit of every row: lossless." in lines[-1]
-    assert "for the mean within each set; !: the target's own text is degenerate" in lines[-1]
+    assert "losslessness audit of every row: lossless." in lines[-3]
+    assert "for the mean within each set; !: the target's own text is degenerate" in lines[-3]
+    assert lines[-1].startswith("Names elsewhere: tau is also called mean acceptance length (MAL)")
+    assert "(n-alpha), per draft ((tau - 1) / K" in lines[-1]
+    assert "Names" not in as_latex(table)
+
+
+def test_the_names_of_others_are_what_they_are_said_to_be(measured: Measured) -> None:
+    """On a chain of K: tau and the rates per position and per draft, of the rates per depth alone."""
+    for row in measured[0]["rows"]:
+        positions = np.cumprod([share for share, *_ in row["n_alpha"]])
+        assert row["tau"][0] == pytest.approx(1 + positions.sum())
+        assert (row["tau"][0] - 1) / row["draft_length"] == pytest.approx(positions.mean())
+        assert row["n_alpha_counts"][0] == row["steps"]
+    assert sum(0.8**d for d in range(1, 9)) / 8 == pytest.approx(0.42, abs=0.005)
 
 
 def test_the_table_as_latex(run: Path) -> None:
