@@ -26,7 +26,12 @@ else:
 
 @dataclass
 class LsRequest:
-    """List the shipped recipes."""
+    """List the shipped recipes, or the drafters that others published."""
+
+    drafters: bool = False
+    """The drafters on the hub that the shipped list knows, in place of recipes."""
+    target: str | None = None
+    """Of those, the ones for this target: its name on the hub, or its folder."""
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..drafters.hub import drafter_folder
+from ..drafters.published.known import known_drafters
 from ..errors import DraftsmithError, RequestError
 from ..eval.measure.environment import environment
 from ..storage import is_first, writable_folder, write_text
@@ -47,13 +48,28 @@ class Verb:
     takes_values: bool = False
 
 
-def _ls(_request: requests.LsRequest) -> None:
+def _ls(request: requests.LsRequest) -> str | None:
     from rich.table import Table
 
+    if request.drafters:
+        return _known(request.target)
+    if request.target is not None:
+        raise RequestError("--target chooses among published drafters, and recipes are listed; add --drafters")
     table = Table("recipe", "method", "what it does")
     for path in shipped_recipes():
         table.add_row(path.stem, *headline(path))
     console().print(table)
+    return None
+
+
+def _known(target: str | None) -> str:
+    """A line for each drafter of the list, which is wider than most terminals."""
+    every, found = known_drafters(), known_drafters(target)
+    if not found:
+        return f"none for {target} among the {len(every)} that are listed; the hub may have others"
+    for each in found:
+        say(f"hub:{each.name}  for {each.target}: {each.form}, licence {each.licence or 'not stated'}, {each.page}")
+    return "as those pages state it; none was loaded here: `draftsmith inspect-drafter` says how one is read"
 
 
 def _show(request: requests.ShowRequest, overrides: Values) -> None:
