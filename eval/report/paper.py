@@ -137,14 +137,15 @@ def _figures(figures: dict[str, Any]) -> tuple[str, str]:
 
 
 def as_latex(table: PaperTable) -> str:
-    """The same for `booktabs`; intervals are small."""
+    """The same for `booktabs` and `graphicx`: no wider than a line, intervals small, what rows share named once."""
     sets, pair = len(table.columns), r" & Speed-up & $\tau$"
     heads = "".join(rf" & \multicolumn{{2}}{{c}}{{{escaped(name)}}}" for name in table.columns)
     rules = " ".join(rf"\cmidrule(lr){{{4 + 2 * at}-{5 + 2 * at}}}" for at in range(sets))
     lines = [
-        r"% \usepackage{booktabs}",
+        r"% \usepackage{booktabs,graphicx}",
         r"\begin{table}",
         r"\centering",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{lrl{'rr' * sets}}}",
         r"\toprule",
         rf" & &{heads} \\",
@@ -156,11 +157,12 @@ def as_latex(table: PaperTable) -> str:
     for target, temperature, method, parts in table.rows:
         if before not in (None, (target, temperature)):
             lines.append(r"\addlinespace")
+        shared = " & " if before == (target, temperature) else f"{escaped(target)} & {temperature}"
         before = (target, temperature)
         figures = "".join(f" & {_small(text)}" for each in parts for text in _figures(each))
-        lines.append(rf"{escaped(target)} & {temperature} & {escaped(method)}{figures} \\")
+        lines.append(rf"{shared} & {escaped(method)}{figures} \\")
     caption = escaped(_note(table)).replace("and tau,", r"and $\tau$,")
-    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", r"\end{table}", ""]
+    lines += [r"\bottomrule", r"\end{tabular}}", rf"\caption{{{caption}}}", r"\end{table}", ""]
     return "\n".join(lines)
 
 

@@ -81,6 +81,24 @@ def test_the_table_as_latex(run: Path) -> None:
     assert " & -- & " in rows[2]
     assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     assert r"95 \% bootstrap intervals" in text
+    assert text.index(r"\resizebox{\ifdim\width>\linewidth\linewidth") < text.index(r"\begin{tabular}")
+    assert "\\end{tabular}}\n" in text
+
+
+def test_what_rows_share_is_named_once(run: Path) -> None:
+    """In LaTeX, where rows stand in groups; a row of Markdown says all of itself."""
+    results = json.loads((run / "results.json").read_text())
+    results["rows"].insert(1, results["rows"][0] | {"method": "medusa"})
+    (run / "results.json").write_text(json.dumps(results))
+    table = paper_table([run])
+    lines = [line for line in as_latex(table).splitlines() if line.startswith((r"Q\_3", " & ", r"\addlinespace"))][1:]
+    assert [line.split(" & 1.25")[0] for line in lines] == [
+        r"Q\_3 & 0 & draft model",
+        " &  & medusa",
+        r"\addlinespace",
+        r"Q\_3 & 1 & draft model",
+    ]
+    assert as_markdown(table).count("| Q\\_3 | 0 |") == 2
 
 
 def test_text_from_outside_is_no_latex() -> None:
