@@ -153,7 +153,7 @@ def _warm_up(
 ) -> None:
     ids = [requests[0].ids]
     # on CUDA kernels are chosen for the shapes of a whole answer
-    tokens = config.max_new_tokens if target.device.type == "cuda" else 8
+    tokens = config.max_new_tokens if target.device.type == "cuda" else min(8, config.max_new_tokens)
     autoregressive(target, ids, warper=warper, max_new_tokens=tokens)
     for arm, length in arms:
         generate(target, arm.at(length).drafter, ids, warper=warper, max_new_tokens=tokens)

@@ -34,7 +34,7 @@ from ..drafted import load_trained
 from ..methods import TRAINED, make_method
 from .contenders import whose
 from .loaded import load_named_target, say_ends
-from .run import left_out, prompts_of, repeat_of, say_where, write_answers, write_json
+from .run import check_rooms, left_out, prompts_of, repeat_of, say_where, write_answers, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +59,7 @@ def run_compare(
     named = [(pair, name) for pair in pairs for name in pair.methods]
     arms = [_arm(pair, name, target) for pair, name in named]
     check_answer_length(arms, config)
+    check_rooms(target, arms, requests, config, recipe.audit if request.audit else None)
     for line in unlike(pairs, prompts):
         console.print(line, markup=False, soft_wrap=True)
     identity = _identity(arms, pairs, target, config, requests) | {"audited": request.audit}

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.config import DataConfig
 from ...data.prompts import Prompt, fitting, load_prompts, second_set
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.families import FAMILIES
 from ...drafters.hub import PREFIX, shown
 from ...drafters.model.draft_model import DraftModel
 from ...errors import DraftsmithError, RequestError
 from ...eval.audit.audit import AuditReport, audit
-from ...eval.config import EvalConfig
-from ...eval.measure.arms import Arm, check_answer_length
+from ...eval.config import AuditConfig, EvalConfig
+from ...eval.measure.arms import Arm, check_answer_length, check_context
 from ...eval.measure.environment import drafter_hash
 from ...eval.measure.evaluate import evaluate
 from ...eval.measure.requests import Request, first_turns, make_requests
@@ -73,6 +74,7 @@ def run_eval(
     say_no_sweep(next(iter(arms.values())), config, overrides, console)
     check_answer_length(list(arms.values()), config)
     requests = make_requests(pair.target, prompts, config)
+    check_rooms(pair.target, list(arms.values()), requests, config, pair.recipe.audit if request.audit else None)
     drift = drift_of(pair, console)
     if request.audit:
         arms = audited(pair, arms, first_turns(requests), out, console)
@@ -89,6 +91,18 @@ def run_eval(
     say_where(out / "results.json", console)
     if request.samples:
         _agreement(pair, first_turns(requests), request.samples, out, console)
+
+
+def check_rooms(
+    target: Backbone, arms: Sequence[Arm], requests: Sequence[Request], config: EvalConfig, audit: AuditConfig | None
+) -> None:
+    """Now, not behind an audit of minutes, raise RequestError where the target's context is too short for either."""
+    longest = max(len(each.ids) for each in requests)
+    check_context(target, arms, config, longest, answer=("eval.max_new_tokens", config.max_new_tokens))
+    if audit is not None:
+        longest = max(map(len, first_turns(requests)[: audit.prompts]))
+        own = config.model_copy(update={"draft_length": audit.draft_length, "sweep": []})
+        check_context(target, arms, own, longest, answer=("audit.max_new_tokens", audit.max_new_tokens))
 
 
 def arms_of(pair: Loaded) -> dict[str, Arm]:

@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 PLAIN = "plain-decoding"
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Categories that Spec-Bench's own script counts as one task, `mt_bench`; every other one is a task by itself."""
-_OF_CHOICE = {"turns": str, "decoding_steps": int, "new_tokens": int, "wall_time": (int, float), "accept_lengths": int}
+_OF_CHOICE: dict[str, tuple[type, ...]] = {
+    "turns": (str,),
+    "decoding_steps": (int,),
+    "new_tokens": (int,),
+    "wall_time": (int, float),
+    "accept_lengths": (int,),
+}
 _STATED = re.compile(r"temp(?:erature)?-(\d+(?:\.\d+)?)")
 _NOT_THERE = (
     "The files say nothing of the machine, its software, how drafts were made, or costs, nor how many drafted tokens "
