@@ -27,7 +27,12 @@ else:
 
 @dataclass
 class LsRequest:
-    """List the shipped recipes."""
+    """List the shipped recipes, or the drafters that others published."""
+
+    drafters: bool = False
+    """The drafters on the hub that the shipped list knows, in place of recipes."""
+    target: str | None = None
+    """Of those, the ones for this target: its name on the hub, or its folder."""
 
 
 @dataclass
@@ -302,6 +307,22 @@ class ConvertRequest:
     """New folder."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the weights; fp32 holds those of the file exactly, whatever `target.dtype` is later."""
+
+
+@dataclass
+class ConvertResultsRequest:
+    """Write a run's answers as Spec-Bench's answer files, or such files as results.json."""
+
+    source: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN_OR_FILES")]
+    """Folder that `eval` or `compare` wrote; or answer files of Spec-Bench, one a method."""
+    out: Path
+    """Folder for the answer files, one of each method and of plain decoding; or for results.json."""
+    baseline: Path | None = None
+    """Of answer files: that of plain decoding, without which nothing says what is gained."""
+    target: str | None = None
+    """Of answer files: the target's name in tables; default: the baseline's model_id."""
+    temperature: float | None = None
+    """Of answer files: that they were made at; default: what their names say."""
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..drafters.hub import drafter_folder
+from ..drafters.published.known import known_drafters
 from ..errors import DraftsmithError, RequestError
 from ..eval.measure.environment import environment
 from ..storage import is_first, writable_folder, write_text
@@ -47,13 +48,28 @@ class Verb:
     takes_values: bool = False
 
 
-def _ls(_request: requests.LsRequest) -> None:
+def _ls(request: requests.LsRequest) -> str | None:
     from rich.table import Table
 
+    if request.drafters:
+        return _known(request.target)
+    if request.target is not None:
+        raise RequestError("--target chooses among published drafters, and recipes are listed; add --drafters")
     table = Table("recipe", "method", "what it does")
     for path in shipped_recipes():
         table.add_row(path.stem, *headline(path))
     console().print(table)
+    return None
+
+
+def _known(target: str | None) -> str:
+    """A line for each drafter of the list, which is wider than most terminals."""
+    every, found = known_drafters(), known_drafters(target)
+    if not found:
+        return f"none for {target} among the {len(every)} that are listed; the hub may have others"
+    for each in found:
+        say(f"hub:{each.name}  for {each.target}: {each.form}, licence {each.licence or 'not stated'}, {each.page}")
+    return "as those pages state it; none was loaded here: `draftsmith inspect-drafter` says how one is read"
 
 
 def _show(request: requests.ShowRequest, overrides: Values) -> None:
@@ -178,6 +194,12 @@ def _convert_drafter(request: requests.ConvertDrafterRequest) -> str:
     return convert_drafter(request)
 
 
+def _convert_results(request: requests.ConvertResultsRequest) -> str:
+    from .share.spec_bench import convert_results
+
+    return convert_results(request)
+
+
 def _inspect_drafter(request: requests.InspectDrafterRequest) -> str:
     check_least(request, limit=2, prompt_tokens=1, max_new_tokens=2)
     folder = drafter_folder(request.drafter)
@@ -245,6 +267,7 @@ VERBS: dict[str, Verb] = {
     "derive": Verb(requests.DeriveRequest, _derive),
     "convert": Verb(requests.ConvertRequest, _convert),
     "convert-drafter": Verb(requests.ConvertDrafterRequest, _convert_drafter),
+    "convert-results": Verb(requests.ConvertResultsRequest, _convert_results),
     "inspect-drafter": Verb(requests.InspectDrafterRequest, _inspect_drafter),
     "generate": Verb(requests.GenerateRequest, generate, takes_values=True),
     "tree": Verb(requests.TreeRequest, _tree, takes_values=True),

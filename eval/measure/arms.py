@@ -89,11 +89,37 @@ def check_answer_length(arms: Sequence[Arm], config: EvalConfig) -> None:
     A step counts if it begins at least draft length + 1 tokens before the limit, and the first one
     begins behind the prefill's token.
     """
+    check_longest(*_deepest(arms, config), config.max_new_tokens)
+
+
+def check_context(
+    target: Backbone, arms: Sequence[Arm], config: EvalConfig, longest: int, *, answer: tuple[str, int]
+) -> None:
+    """Raise RequestError, before anything is decoded, where a prompt has no room with its answer and a draft.
+
+    Args:
+        longest: tokens of the longest prompt.
+        answer: the most that are written behind one, and the setting that says so.
+    """
+    name, depth = _deepest(arms, config)
+    setting, most = answer
+    room = target.context - most - depth
+    if longest > room:
+        shorter = f"set --eval.prompt_tokens {room} or less, or " if room > 0 else ""
+        raise RequestError(
+            f"the longest prompt has {longest} tokens; with an answer of {most} ({setting}) and a draft of {depth} "
+            f"({name}) it does not fit the target's context of {target.context}{target.context_reason}; {shorter}"
+            f"lower --{setting}"
+        )
+
+
+def _deepest(arms: Sequence[Arm], config: EvalConfig) -> tuple[str, int]:
+    """Which arm drafts the longest, and how many tokens."""
     lengths = {arm.name: config.draft_length if arm.sweeps else arm.drafter.draft_length for arm in arms}
     if arms[0].sweeps and config.sweep:
         lengths["eval.sweep"] = max(config.sweep)
     deepest = max(lengths, key=lambda name: lengths[name])
-    check_longest(deepest, lengths[deepest], config.max_new_tokens)
+    return deepest, lengths[deepest]
 
 
 def check_longest(name: str, length: int, max_new_tokens: int) -> None:

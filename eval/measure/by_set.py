@@ -7,7 +7,7 @@ Shapes: R requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,19 +24,28 @@ def set_fields(requests: Sequence[Request], run: AllRounds, config: EvalConfig, 
     names = sets_of(requests)
     if not names:
         return {}
-    runs = {name: of_set(run, requests, config.batch, name) for name in names}
     sources = {each.name: each.source for each in chosen_sets(config.prompts)}
-    sets = [_of_one(name, sources[name], own, config.seed, verdict) for name, own in runs.items()]
+    runs = {name: of_set(run, requests, config.batch, name) for name in names}
+    named = {name: (sources[name], len(own.counts), own) for name, own in runs.items()}
+    return fields_by_set(named, config.seed, verdict)
+
+
+def fields_by_set(runs: Mapping[str, tuple[str, int, AllRounds]], seed: int, verdict: str) -> dict[str, Any]:
+    """The same of runs by their sets' names, each with its source and its turns."""
+    sets = [_of_one(name, *of, seed, verdict) for name, of in runs.items()]
     flagged = any(each["flagged"] for each in sets)
-    return {"sets": sets, "over_sets": {**_over_all(list(runs.values()), config.seed, verdict), "flagged": flagged}}
+    return {
+        "sets": sets,
+        "over_sets": {**_over_all([run for *_, run in runs.values()], seed, verdict), "flagged": flagged},
+    }
 
 
-def _of_one(name: str, source: str, run: AllRounds, seed: int, verdict: str) -> dict[str, Any]:
+def _of_one(name: str, source: str, turns: int, run: AllRounds, seed: int, verdict: str) -> dict[str, Any]:
     text, speed = degeneracy(run.baseline_texts), speed_fields(run, seed)
     return {
         "set": name,
         "source": source,
-        "requests": len(run.counts),
+        "requests": turns,
         "verdict": verdict,
         **acceptance_fields(acceptance(run.counts, seed=seed)),
         **{key: speed[key] for key in ("tokens_per_second", "baseline_tokens_per_second", "speedup")},

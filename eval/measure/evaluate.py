@@ -19,6 +19,7 @@ from ...decoding.backbone.hidden_states import layer_count
 from ...decoding.backbone.recurrence.scan import recurrent_layers
 from ...drafters.identity import shown_name
 from ..config import EvalConfig
+from ..report.answers import answers_of
 from ..report.pieces import pieces_of
 from ..report.results import SCHEMA_VERSION
 from .arms import Arm, check_answer_length
@@ -40,12 +41,14 @@ def evaluate(
     *,
     left_out: int = 0,
     own_lengths: bool = False,
+    answers: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """One row of results per method and temperature, and the first one's sweep of draft lengths.
 
     Args:
         left_out: turns that are not among the requests, being too long, for the result.
         own_lengths: every drafter drafts as it is set, whatever `config.draft_length` says.
+        answers: filled with what was written for each request (`eval/report/answers.py`); None where nobody keeps it.
 
     Raises:
         RequestError: `config.max_new_tokens` is too small for a step to count.
@@ -61,9 +64,13 @@ def evaluate(
     text = [each for request in requests for each in request.ids]
     costs = measure_costs(target, model, sizes, context=context, rows=min(config.batch, len(requests)), text=text)
     costs = replace(costs, experts=experts_read(target, text, [n + 1 for n in sizes]))
-    rows = [
-        row for temperature in config.temperatures for row in _rows(target, arms, requests, config, temperature, costs)
-    ]
+    rows = []
+    for temperature in config.temperatures:
+        runs = decode(target, [(arm, None) for arm in arms], requests, config, temperature)
+        decoded = list(zip(arms, runs, strict=True))
+        rows += [_row(target, arm, requests, run, config, temperature, costs) for arm, run in decoded]
+        if answers is not None:
+            answers += answers_of(target.tokenizer, requests, decoded, config, temperature)
     return {
         "schema_version": SCHEMA_VERSION,
         "rows": rows,
@@ -98,18 +105,6 @@ def _described(target: Backbone, costs: Costs) -> dict[str, Any]:
     if recurrent:
         made["recurrent"] = {"layers": recurrent, "of": layer_count(target.model)}
     return made
-
-
-def _rows(
-    target: Backbone,
-    arms: Sequence[Arm],
-    requests: Sequence[Request],
-    config: EvalConfig,
-    temperature: float,
-    costs: Costs,
-) -> list[dict[str, Any]]:
-    runs = decode(target, [(arm, None) for arm in arms], requests, config, temperature)
-    return [_row(target, arm, requests, run, config, temperature, costs) for arm, run in zip(arms, runs, strict=True)]
 
 
 def _row(

@@ -35,6 +35,9 @@ class AllRounds:
     baseline_seconds_G: list[float] = field(default_factory=list)
     tokens_G: list[float] = field(default_factory=list)
     baseline_tokens_G: list[float] = field(default_factory=list)
+    prefills_G: list[float] = field(default_factory=list)
+    """Seconds of both sides' prefills; of all repeats, as everything of a batch."""
+    baseline_prefills_G: list[float] = field(default_factory=list)
     prefill_seconds: float = 0.0
     propose_seconds: float = 0.0
     target_calls: int = 0
@@ -58,6 +61,8 @@ class AllRounds:
             (self.baseline_seconds_G, base.decode_seconds),
             (self.tokens_G, sum(len(t) - 1 for t in own.tokens)),
             (self.baseline_tokens_G, sum(len(t) - 1 for t in base.tokens)),
+            (self.prefills_G, own.prefill_seconds),
+            (self.baseline_prefills_G, base.prefill_seconds),
         )
         for sums_G, amount in amounts:
             if first:
@@ -148,7 +153,7 @@ def _warm_up(
 ) -> None:
     ids = [requests[0].ids]
     # on CUDA kernels are chosen for the shapes of a whole answer
-    tokens = config.max_new_tokens if target.device.type == "cuda" else 8
+    tokens = config.max_new_tokens if target.device.type == "cuda" else min(8, config.max_new_tokens)
     autoregressive(target, ids, warper=warper, max_new_tokens=tokens)
     for arm, length in arms:
         generate(target, arm.at(length).drafter, ids, warper=warper, max_new_tokens=tokens)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...data.prompt_sets import SETS
 from ...errors import RequestError
 from ...storage import write_text
 from .report import cell, results_in, visible
@@ -23,6 +24,13 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 }
 
 
+_NAMES = (
+    "Names elsewhere: tau is also called mean acceptance length (MAL), accept length and block efficiency. An "
+    "acceptance rate is one of four: per token (alpha), per depth, given those before it (n-alpha), per draft "
+    "((tau - 1) / K on a chain of K), or of the first token (n-alpha at depth 1)."
+)
+
+
 @dataclass(frozen=True)
 class PaperTable:
     """What both forms show."""
@@ -32,6 +40,8 @@ class PaperTable:
     rows: list[tuple[str, str, str, list[dict[str, Any]]]]
     """Target, temperature, method, and of each column the figures."""
     audit: str
+    converted: str
+    """Which rows are of answers that others wrote, and what is other about them; empty where none is."""
 
 
 def write_tables(run: Path, beside: Sequence[Path], *, markdown: bool, latex: bool) -> list[Path]:
@@ -53,7 +63,7 @@ def write_tables(run: Path, beside: Sequence[Path], *, markdown: bool, latex: bo
 def paper_table(runs: Sequence[Path]) -> PaperTable:
     """The rows of one or several runs, which have to be of the same prompt sets."""
     columns: list[str] = []
-    rows, verdicts = [], []
+    rows, verdicts, others = [], [], []
     for run in runs:
         path = results_in(run) / "results.json"
         results = read_results(path)
@@ -67,14 +77,16 @@ def paper_table(runs: Sequence[Path]) -> PaperTable:
             columns = [name for name, _ in parts]
             target, method = results["target"]["name"], row["method"]
             rows.append((target, f"{row['temperature']:g}", method, [figures for _, figures in parts]))
+            others += [method] if "converted" in results else []
             verdicts.append((f"{method} at T = {row['temperature']:g}", verdict_of(row)))
-    return PaperTable(columns, rows, _audit_line(verdicts))
+    return PaperTable(columns, rows, _audit_line(verdicts), _converted(others))
 
 
 def _parts(row: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The columns of a row of results, each with its figures."""
     if "sets" not in row:
-        return [(Path(row["prompts"]).name, row)]
+        name, given, _ = row["prompts"].partition("=")
+        return [(name if given and name in SETS else Path(row["prompts"]).name, row)]
     return [*((each["set"], each) for each in row["sets"]), ("Mean", row["over_sets"])]
 
 
@@ -85,6 +97,15 @@ def _audit_line(verdicts: Sequence[tuple[str, str]]) -> str:
     return f"losslessness audit: {'; '.join(f'{who}: {verdict}' for who, verdict in dict.fromkeys(verdicts))}"
 
 
+def _converted(methods: Sequence[str]) -> str:
+    if not methods:
+        return ""
+    named = ", ".join(dict.fromkeys(methods))
+    return (
+        f"; {named}: by others' answer files, with the time of prompts, every step counted, intervals over questions"
+    )
+
+
 def _note(table: PaperTable) -> str:
     """What the figures are, in one sentence, which ends with the audit's line."""
     flagged = any(each["flagged"] for *_, parts in table.rows for each in parts)
@@ -92,7 +113,8 @@ def _note(table: PaperTable) -> str:
     doubt = f"; !: the target's own text is degenerate, {DEGENERATE}" if flagged else ""
     return (
         "Speed-up over plain decoding in the same engine, and tau, tokens per target call with the bonus token; "
-        f"in brackets 95 % bootstrap intervals, over requests, for speed over batches{mean}{doubt}; {table.audit}."
+        f"in brackets 95 % bootstrap intervals, over requests, for speed over batches{mean}{doubt}{table.converted}; "
+        f"{table.audit}."
     )
 
 
@@ -103,7 +125,7 @@ def as_markdown(table: PaperTable) -> str:
     for target, temperature, method, parts in table.rows:
         figures = [text for each in parts for text in _figures(each)]
         lines.append(_line([cell(target), temperature, cell(method), *figures]))
-    return "\n".join([*lines, "", cell(_note(table)), ""])
+    return "\n".join([*lines, "", cell(_note(table)), "", cell(_NAMES), ""])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -115,14 +137,15 @@ def _figures(figures: dict[str, Any]) -> tuple[str, str]:
 
 
 def as_latex(table: PaperTable) -> str:
-    """The same for `booktabs`; intervals are small."""
+    """The same for `booktabs` and `graphicx`: no wider than a line, intervals small, what rows share named once."""
     sets, pair = len(table.columns), r" & Speed-up & $\tau$"
     heads = "".join(rf" & \multicolumn{{2}}{{c}}{{{escaped(name)}}}" for name in table.columns)
     rules = " ".join(rf"\cmidrule(lr){{{4 + 2 * at}-{5 + 2 * at}}}" for at in range(sets))
     lines = [
-        r"% \usepackage{booktabs}",
+        r"% \usepackage{booktabs,graphicx}",
         r"\begin{table}",
         r"\centering",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{lrl{'rr' * sets}}}",
         r"\toprule",
         rf" & &{heads} \\",
@@ -134,11 +157,12 @@ def as_latex(table: PaperTable) -> str:
     for target, temperature, method, parts in table.rows:
         if before not in (None, (target, temperature)):
             lines.append(r"\addlinespace")
+        shared = " & " if before == (target, temperature) else f"{escaped(target)} & {temperature}"
         before = (target, temperature)
         figures = "".join(f" & {_small(text)}" for each in parts for text in _figures(each))
-        lines.append(rf"{escaped(target)} & {temperature} & {escaped(method)}{figures} \\")
+        lines.append(rf"{shared} & {escaped(method)}{figures} \\")
     caption = escaped(_note(table)).replace("and tau,", r"and $\tau$,")
-    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", r"\end{table}", ""]
+    lines += [r"\bottomrule", r"\end{tabular}}", rf"\caption{{{caption}}}", r"\end{table}", ""]
     return "\n".join(lines)
 
 

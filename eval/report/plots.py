@@ -25,7 +25,8 @@ _VARIABLES = {
 }
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES = ("-", "--", "-.", ":")
-_LONGEST_LABEL = 32
+_LONGEST_LABEL = 56
+"""Characters; of a longer one the middle is left out, for names differ at both ends."""
 LOGARITHMIC = ("nodes", "batch", "context")
 """Axes of surfaces that are drawn and read in logarithms."""
 _WIDTH = 72  # characters of a legend's line
@@ -36,6 +37,7 @@ Point = tuple[float, float | None, float | None, float | None]
 def acceptance_by_depth(rows: Sequence[dict[str, Any]]) -> Markup:
     """Conditional acceptance at each depth, with intervals: a panel per temperature, a colour per method."""
     methods = list(dict.fromkeys(str(row["method"]) for row in rows))
+    labels = dict(zip(methods, _told_apart(methods), strict=True))
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
     figure, panels = _panels(len(temperatures))
     for axes, temperature in zip(panels, temperatures, strict=True):
@@ -45,12 +47,22 @@ def acceptance_by_depth(rows: Sequence[dict[str, Any]]) -> Markup:
                 # side by side, or intervals of equal methods would hide each other
                 shift = 0.06 * (number - (len(methods) - 1) / 2)
                 points = [(d + 1 + shift, *v) for d, v in enumerate(row["n_alpha"])]
-                _errorbar(axes, points, str(row["method"]), number)
+                _errorbar(axes, points, labels[str(row["method"])], number)
         axes.set_ylim(-0.02, 1.02)
         axes.set_title(f"T = {temperature:g}", color=_INK, fontsize=9, loc="left")
         axes.set_ylabel("accepted", color=_INK, fontsize=9)
     panels[-1].set_xlabel("depth of the drafted token", color=_INK, fontsize=9)
-    return _svg(figure, panels, "Acceptance by depth")
+    words = [_in_words(labels[str(row["method"])], row) for row in rows]
+    return _svg(figure, panels, "Acceptance by depth", " ".join(words))
+
+
+def _in_words(label: str, row: dict[str, Any]) -> str:
+    """A line of the picture for those who do not see it; the table below has every figure."""
+    known = [(depth, value) for depth, (value, *_) in enumerate(row["n_alpha"], 1) if value is not None]
+    if not known:
+        return f"{label} at T = {row['temperature']:g}: nothing was tested."
+    (first, start), (last, end) = known[0], known[-1]
+    return f"{label} at T = {row['temperature']:g}: {start:.2f} at depth {first}, {end:.2f} at depth {last}."
 
 
 def sweep_acceptance(rows: Sequence[dict[str, Any]]) -> Markup:
@@ -203,17 +215,35 @@ def _errorbar(axes: Axes, points: Sequence[Point], label: str, number: int) -> N
         markersize=4.5,
         color=_COLOURS[look],
         marker=_MARKS[look],
-        linestyle=_LINES[look % len(_LINES)],
+        linestyle=_LINES[(look + number // len(_COLOURS)) % len(_LINES)],
     )
 
 
-def _drawable(label: str) -> str:
-    """A short label in characters that the plots' font has, and no formula."""
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Short labels of different names, which differ too."""
+    made: list[str] = []
+    for name in names:
+        label, again = _short(name), 1
+        while label in made:
+            again += 1
+            label = f"{_short(name)} ({again})"
+        made.append(label)
+    return made
+
+
+def _short(label: str) -> str:
+    """A short label in characters that the plots' font has."""
     label = label.encode("latin-1", errors="replace").decode("latin-1")
     label = "".join(c if c.isprintable() else " " for c in label)
     if len(label) > _LONGEST_LABEL:
-        label = f"{label[: _LONGEST_LABEL - 3]}..."
-    return label.replace("$", r"\$")
+        half = (_LONGEST_LABEL - 3) // 2
+        label = f"{label[:half]}...{label[-half:]}"
+    return label
+
+
+def _drawable(label: str) -> str:
+    """The same as no formula."""
+    return _short(label).replace("$", r"\$")
 
 
 def _legend(figure: Any, panels: Sequence[Axes]) -> None:
@@ -241,7 +271,7 @@ def _legend(figure: Any, panels: Sequence[Axes]) -> None:
     )
 
 
-def _svg(figure: Any, panels: Sequence[Axes], title: str) -> Markup:
+def _svg(figure: Any, panels: Sequence[Axes], title: str, words: str = "") -> Markup:
     import matplotlib as mpl
 
     _legend(figure, panels)
@@ -250,11 +280,11 @@ def _svg(figure: Any, panels: Sequence[Axes], title: str) -> Markup:
         out = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    return Markup(_inline(out.getvalue(), title))  # noqa: S704 - drawn here, labels are shapes
+    return Markup(_inline(out.getvalue(), title, words))  # noqa: S704 - drawn here, labels are shapes
 
 
-def _inline(text: str, title: str) -> str:
-    """The drawing as part of a page: its own ids, the page's colours, a name for a reader."""
+def _inline(text: str, title: str, words: str) -> str:
+    """The drawing as part of a page: its own ids, the page's colours, a name and words for a reader."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.DOTALL)
@@ -262,4 +292,5 @@ def _inline(text: str, title: str) -> str:
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", text)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)
-    return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+    text = text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+    return re.sub(r"(<svg.*?>)", lambda tag: f"{tag[1]}<desc>{escape(words)}</desc>", text, count=1) if words else text

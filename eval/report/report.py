@@ -133,6 +133,7 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
             *covered(curve),
             *left_out(results),
             *notes(results),
+            *results.get("converted", {}).get("notes", []),
             *warnings(rows, audit),
         ],
         "waiting": waiting_rows(rows) if "server" in results else [],
@@ -150,8 +151,9 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
         "marks": _MARKS,
         "fence": _fence(rows[0]["sample"]),
         "environment": results["environment"],
+        "converted": results.get("converted"),
         "settings": {
-            **results["settings"],
+            **(results["settings"] or {}),
             **{f"drafter.{name}": value for name, value in results["draft"]["settings"].items()},
         },
         "missing": MISSING,
@@ -159,7 +161,9 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
 
 
 def _plots(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[dict[str, Any]]) -> dict[str, Markup]:
-    figures = {"depth": plots.acceptance_by_depth(results["rows"])}
+    figures = {}
+    if any(row["n_alpha"] for row in results["rows"]):
+        figures["depth"] = plots.acceptance_by_depth(results["rows"])
     if results["sweep"]:
         figures["sweep_acceptance"] = plots.sweep_acceptance(results["sweep"])
         figures["sweep_speed"] = plots.sweep_speed(results["sweep"])

@@ -137,7 +137,7 @@ def accuracy(pairs: Sequence[tuple[float | None, float | None]]) -> str:
     """Of pairs of a predicted and a measured speed-up, how far each is off, and how many by `NEAR` at most."""
     shares = [share for share in (_over(*pair) for pair in pairs) if share is not None]
     if not shares:
-        return "no prediction can be compared: nothing was timed"
+        return "no prediction can be compared: nothing was timed, or nothing predicted"
     near = sum(abs(share - 1) <= NEAR + 1e-9 for share in shares)
     mean = 100 * (sum(shares) / len(shares) - 1)
     each = ", ".join(off(*pair) for pair in pairs)

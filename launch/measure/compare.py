@@ -36,7 +36,7 @@ from ..drafted import load_trained
 from ..methods import TRAINED, make_method
 from .contenders import whose
 from .loaded import load_named_target, say_ends
-from .run import left_out, prompts_of, repeat_of, say_where, write_json
+from .run import check_rooms, left_out, prompts_of, repeat_of, say_where, write_answers, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ _MOST_READ = 500_000_000
 def run_compare(
     request: CompareRequest, overrides: Sequence[tuple[str, str]], pairs: Sequence[NamedFolders], console: Console
 ) -> dict[str, Any]:
-    """Audit, measure, print, and write `results.json`, as `eval` has it; its content."""
+    """Audit, measure, print, and write `results.json` and `answers.jsonl`, as `eval` does; the former's content."""
     out, recipe = writable_folder(request.out), pairs[0].recipe
     config = recipe.eval.model_copy(update={"prompts": request.prompts, "sweep": []})
     target = load_named_target(pairs[0])
@@ -61,6 +61,7 @@ def run_compare(
     named = [(pair, name) for pair in pairs for name in pair.methods]
     arms = [arm_of(pair, name, target) for pair, name in named]
     check_answer_length(arms, config)
+    check_rooms(target, arms, requests, config, recipe.audit if request.audit else None)
     for line in unlike(pairs, prompts):
         console.print(line, markup=False, soft_wrap=True)
     identity = _identity(arms, pairs, target, config, requests) | {"audited": request.audit}
@@ -72,6 +73,7 @@ def run_compare(
     for (pair, _), arm in zip(named, arms, strict=True):  # an audit sets a length of its own
         arm.at(pair.recipe.eval.draft_length if arm.sweeps else None)
     parts = [_part(target, arms, requests, config, each, out, console) for each in config.temperatures]
+    answers = [line for part in parts for line in part.pop("answers", [])]
     results = parts[0] | {
         "rows": [row for part in parts for row in part["rows"]],
         "settings": config.model_dump(),
@@ -80,6 +82,7 @@ def run_compare(
         "repeat": [repeat_of(request, "compare", overrides)],
     }
     write_json(out / "results.json", results)
+    write_answers(out, answers)
     show(results, console)
     say_where(out / "results.json", console)
     return results
@@ -196,13 +199,14 @@ def _part(
     out: Path,
     console: Console,
 ) -> dict[str, Any]:
-    """The results at one temperature, measured where they are not there yet."""
+    """The results at one temperature with their answers, measured where they are not there yet."""
     path = out / f"temperature-{temperature:g}.json"
     if path.is_file():
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return kept
     console.print(f"measuring {len(arms)} in turn at T = {temperature:g} ...")
     alone = config.model_copy(update={"temperatures": [temperature]})
-    made = evaluate(target, arms, requests, alone, own_lengths=True)
+    answers: list[dict[str, Any]] = []
+    made = evaluate(target, arms, requests, alone, own_lengths=True, answers=answers) | {"answers": answers}
     write_text(path, json.dumps(made) + "\n")
     return made

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.config import DataConfig
 from ...data.prompts import Prompt, fitting, load_prompts, second_set
+from ...decoding.backbone.backbone import Backbone
 from ...drafters.families import FAMILIES
 from ...drafters.hub import PREFIX, shown
 from ...drafters.model.draft_model import DraftModel
 from ...errors import DraftsmithError, RequestError
 from ...eval.audit.audit import AuditReport, audit
-from ...eval.config import EvalConfig
-from ...eval.measure.arms import Arm, check_answer_length
+from ...eval.config import AuditConfig, EvalConfig
+from ...eval.measure.arms import Arm, check_answer_length, check_context
 from ...eval.measure.environment import drafter_hash
 from ...eval.measure.evaluate import evaluate
 from ...eval.measure.requests import Request, first_turns, make_requests
 from ...eval.measure.second import second_rows
+from ...eval.report.answers import ANSWERS, as_lines
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ...storage.identity import flat
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 def run_eval(
     request: EvalRequest, overrides: Sequence[tuple[str, str]], console: Console, named: NamedFolders
 ) -> None:
-    """Audit, measure, print, and write `results.json` and `audit.json`."""
+    """Audit, measure, print, and write `results.json`, `answers.jsonl` and `audit.json`."""
     out, console = results_folder(request), of_first(console)
     say_tuned(named, console)
     pair = load_pair(named)
@@ -72,20 +74,35 @@ def run_eval(
     say_no_sweep(next(iter(arms.values())), config, overrides, console)
     check_answer_length(list(arms.values()), config)
     requests = make_requests(pair.target, prompts, config)
+    check_rooms(pair.target, list(arms.values()), requests, config, pair.recipe.audit if request.audit else None)
     drift = drift_of(pair, console)
     if request.audit:
         arms = audited(pair, arms, first_turns(requests), out, console)
-    results = evaluate(pair.target, list(arms.values()), requests, config, left_out=left_out(prompts, requests))
+    count, answers = left_out(prompts, requests), list[dict[str, Any]]()
+    results = evaluate(pair.target, list(arms.values()), requests, config, left_out=count, answers=answers)
     results["second"] = second_of(pair, list(arms.values()), prompts, config, results["rows"])
     if drift is not None:
         results["target"]["drift"] = drift
     results["draft"]["settings"] = flat(pair.recipe.drafter.model_dump(mode="json"))
     results["repeat"] = _repeat(request, [*named.tuned.values.items(), *overrides], pair)
     write_json(out / "results.json", results)
+    write_answers(out, answers)
     show(results, console)
     say_where(out / "results.json", console)
     if request.samples:
         _agreement(pair, first_turns(requests), request.samples, out, console)
+
+
+def check_rooms(
+    target: Backbone, arms: Sequence[Arm], requests: Sequence[Request], config: EvalConfig, audit: AuditConfig | None
+) -> None:
+    """Now, not behind an audit of minutes, raise RequestError where the target's context is too short for either."""
+    longest = max(len(each.ids) for each in requests)
+    check_context(target, arms, config, longest, answer=("eval.max_new_tokens", config.max_new_tokens))
+    if audit is not None:
+        longest = max(map(len, first_turns(requests)[: audit.prompts]))
+        own = config.model_copy(update={"draft_length": audit.draft_length, "sweep": []})
+        check_context(target, arms, own, longest, answer=("audit.max_new_tokens", audit.max_new_tokens))
 
 
 def arms_of(pair: Loaded) -> dict[str, Arm]:
@@ -316,6 +333,12 @@ def left_out(prompts: Sequence[Prompt], requests: Sequence[Request]) -> int:
 def say_where(path: Path, console: Console) -> None:
     """Name a file of results: brackets in a path are no markup, and it is not cut in two."""
     console.print(f"results: {path}", markup=False, soft_wrap=True)
+
+
+def write_answers(out: Path, answers: Sequence[dict[str, Any]]) -> None:
+    """Write what was written for each request beside the results, as `write_json` does."""
+    if speaks():
+        write_text(out / ANSWERS, as_lines(answers))
 
 
 def write_json(path: Path, content: Any) -> None:

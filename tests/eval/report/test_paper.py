@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from draftsmith.errors import RequestError
-from draftsmith.eval.report.paper import as_latex, as_markdown, escaped, paper_table, write_tables
+from draftsmith.eval.report.paper import _parts, as_latex, as_markdown, escaped, paper_table, write_tables
 from draftsmith.launch.cli import main
 
 Measured = tuple[dict[str, Any], dict[str, Any]]
@@ -51,8 +52,21 @@ def test_the_table_as_markdown(run: Path) -> None:
         "| 1.25 [1.00, 1.50] | 2.50 ! |"
     )
     assert [line.split(" | ")[1] for line in lines[2:4]] == ["0", "1"]
-    assert "losslessness audit of every row: lossless." in lines[-1]
-    assert "for the mean within each set; !: the target's own text is degenerate" in lines[-1]
+    assert "losslessness audit of every row: lossless." in lines[-3]
+    assert "for the mean within each set; !: the target's own text is degenerate" in lines[-3]
+    assert lines[-1].startswith("Names elsewhere: tau is also called mean acceptance length (MAL)")
+    assert "(n-alpha), per draft ((tau - 1) / K" in lines[-1]
+    assert "Names" not in as_latex(table)
+
+
+def test_the_names_of_others_are_what_they_are_said_to_be(measured: Measured) -> None:
+    """On a chain of K: tau and the rates per position and per draft, of the rates per depth alone."""
+    for row in measured[0]["rows"]:
+        positions = np.cumprod([share for share, *_ in row["n_alpha"]])
+        assert row["tau"][0] == pytest.approx(1 + positions.sum())
+        assert (row["tau"][0] - 1) / row["draft_length"] == pytest.approx(positions.mean())
+        assert row["n_alpha_counts"][0] == row["steps"]
+    assert sum(0.8**d for d in range(1, 9)) / 8 == pytest.approx(0.42, abs=0.005)
 
 
 def test_the_table_as_latex(run: Path) -> None:
@@ -67,6 +81,24 @@ def test_the_table_as_latex(run: Path) -> None:
     assert " & -- & " in rows[2]
     assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     assert r"95 \% bootstrap intervals" in text
+    assert text.index(r"\resizebox{\ifdim\width>\linewidth\linewidth") < text.index(r"\begin{tabular}")
+    assert "\\end{tabular}}\n" in text
+
+
+def test_what_rows_share_is_named_once(run: Path) -> None:
+    """In LaTeX, where rows stand in groups; a row of Markdown says all of itself."""
+    results = json.loads((run / "results.json").read_text())
+    results["rows"].insert(1, results["rows"][0] | {"method": "medusa"})
+    (run / "results.json").write_text(json.dumps(results))
+    table = paper_table([run])
+    lines = [line for line in as_latex(table).splitlines() if line.startswith((r"Q\_3", " & ", r"\addlinespace"))][1:]
+    assert [line.split(" & 1.25")[0] for line in lines] == [
+        r"Q\_3 & 0 & draft model",
+        " &  & medusa",
+        r"\addlinespace",
+        r"Q\_3 & 1 & draft model",
+    ]
+    assert as_markdown(table).count("| Q\\_3 | 0 |") == 2
 
 
 def test_text_from_outside_is_no_latex() -> None:
@@ -96,6 +128,9 @@ def test_several_runs_and_their_audits(run: Path, measured: Measured, tmp_path: 
 def test_a_single_set_has_no_mean(measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the command; without a table there is nothing that other runs stand in."""
     (tmp_path / "results.json").write_text(json.dumps(measured[0]))
+    named = copy.deepcopy(measured[0])
+    named["rows"][0]["prompts"] = "gsm8k=/somewhere/test.jsonl"
+    assert _parts(named["rows"][0])[0][0] == "gsm8k"
     assert main(["report", str(tmp_path), "--markdown", "--latex"]) == 0
     assert f"table: {tmp_path / 'table.tex'}" in capsys.readouterr().out
     text = (tmp_path / "table.md").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from draftsmith.eval.report.plots import acceptance_by_depth
+from draftsmith.eval.report.plots import _told_apart, acceptance_by_depth
 
 
 def rows(methods: int) -> list[dict[str, Any]]:
@@ -22,6 +22,36 @@ def colours(svg: str) -> set[str]:
 
 def test_eight_drafters_have_eight_colours() -> None:
     assert colours(acceptance_by_depth(rows(8))) == {f"var(--plot-{n})" for n in range(1, 9)}
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    """All have a line of the legend, however long their names are, and words for those who do not see it."""
+    long = "EAGLE-3 of hub:somebody/EAGLE3-Llama-3.1-8B-Instruct-of-ShareGPT-and-UltraChat-200k"
+    names = [f"{long}-v1", f"{long}-v2", f"{long[:30]}{long}-v1", "a $x$"]
+    few = [{**rows(1)[0], "method": name} for name in names]
+    short = _told_apart(names)
+    assert len(set(short)) == 4
+    assert all(len(each) <= 60 for each in short)
+    assert short[0].startswith("EAGLE-3 of hub:somebody/E")
+    assert [each.endswith(end) for each, end in zip(short, ("-v1", "-v2", "-v1 (2)"))] == [True] * 3
+    svg = acceptance_by_depth(few)
+    described = re.search(r"<desc>(.*?)</desc>", svg)
+    assert described is not None
+    assert described[1].count(" at T = 0: 0.50 at depth 1, 0.40 at depth 2.") == 4
+    untested = {**few[3], "method": "<b>", "n_alpha": [[None] * 3]}
+    assert "&lt;b&gt; at T = 0: nothing was tested." in acceptance_by_depth([untested])
+
+
+def test_every_drafter_has_a_line_of_the_legend() -> None:
+    """Also those whose names are alike for longer than a label is; a ninth differs from the first by its dashes."""
+
+    def lines(methods: int) -> list[str]:
+        names = [{**row, "method": f"{'x' * 90}{row['method']}{'y' * 90}"} for row in rows(methods)]
+        drawn = acceptance_by_depth(names)
+        legend = drawn[drawn.index('id="acceptance-by-depth-legend_1"') :]
+        return re.findall(r'style="(fill: none; [^"]*stroke-width: 1.5[^"]*)"', legend)
+
+    assert [(len(lines(n)), len(set(lines(n)))) for n in (3, 8, 9)] == [(3, 3), (8, 8), (9, 9)]
 
 
 def test_a_drafter_keeps_its_colour_at_every_temperature() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,8 +71,14 @@ def test_all_in_one_table_and_what_is_not_alike_is_said(
     assert "! 2 of 2 prompts stand in what two was trained on" in printed
     assert [each["path"] for each in results["draft"]["loaded"]] == [str(run / "drafter") for run in runs]
     assert results["repeat"][0].startswith(f"draftsmith compare {SHALLOW}")
+    kept = (out / "answers.jsonl").read_text()
+    written = Counter(json.loads(line)["method"] for line in kept.splitlines())
+    assert written == dict.fromkeys([None, *names], 4)  # two prompts at two temperatures
     assert main(["report", str(out), "--markdown"]) == 0
     assert "medusa of four" in (out / "table.md").read_text()
+    drawn = re.search(r'aria-label="Acceptance by depth".*?<desc>(.*?)</desc>', (out / "report.html").read_text())
+    assert drawn is not None
+    assert all(drawn[1].count(f"{name} at T = {heat}: ") == 1 for name in names for heat in (0, 1))
 
     # the same command takes what is there, and measures what is not
     (out / "temperature-1.json").unlink()
@@ -82,7 +90,54 @@ def test_all_in_one_table_and_what_is_not_alike_is_said(
     again = read_results(out / "results.json")
     assert len(audits) == 1
     assert again["rows"][:3] == results["rows"][:3]
+    anew = (out / "answers.jsonl").read_text().splitlines()
+    assert (anew[:8], len(anew)) == (kept.splitlines()[:8], 16)
     assert [row["tau"] for row in again["rows"][3:]] == [row["tau"] for row in results["rows"][3:]]
+
+
+def test_prompts_up_to_the_targets_context(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text keeps as many tokens as have room; with one more nothing begins, not even the audit."""
+    room = 2048 - 14 - 10  # of the target's context, beside an answer and a draft
+    for name, times in (("long", 1_000), ("short", 2)):
+        line = {"text": f"# {name}\n" + "def add(a, b):\n    return a + b\n" * times}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "audit", lambda *_given, **_how: pytest.fail("audited"))
+    words = ["compare", SHALLOW, "--method", "prompt-lookup", "--prompts", "short.jsonl,long.jsonl", *FEW[2:]]
+    words += ["--eval.max_new_tokens", "14", "--eval.temperatures", "0"]
+    assert main([*words, "--eval.prompt_tokens", str(room + 1)]) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "the longest prompt has 2025 tokens; with an answer of 14 (eval.max_new_tokens) and a draft of 10" in said
+    assert "does not fit the target's context of 2048; set --eval.prompt_tokens 2024 or less" in said
+    assert main([*words, "--eval.prompt_tokens", str(room)]) == 2
+    assert "an answer of 16 (audit.max_new_tokens)" in " ".join(capfd.readouterr().err.split())
+    assert main([*words, "--eval.prompt_tokens", str(room), "--no-audit"]) == 0
+    answers = [json.loads(line) for line in (tmp_path / "compare" / "answers.jsonl").read_text().splitlines()]
+    assert [(each["set"], each["tokens"]) for each in answers] == [("short", 14), ("long", 14)] * 2
+
+
+def test_a_prompt_is_answered_alike_in_any_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampled too: neither other sets nor other prompts of its own move its random numbers, and sets keep their order."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("gsm8k", "nq"):
+        rows = [{"question": f"what is {n} and {name}?"} for n in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def answered(prompts: str, out: str, limit: int) -> dict[tuple[str, str, bool], tuple[object, ...]]:
+        words = ["compare", SHALLOW, "--method", "prompt-lookup", "--prompts", prompts, "--out", out, "--no-audit"]
+        words += ["--eval.limit", str(limit), "--eval.max_new_tokens", "14", "--eval.repeats", "1"]
+        assert main([*words, "--eval.temperatures", "1"]) == 0
+        lines = [json.loads(line) for line in (tmp_path / out / "answers.jsonl").read_text().splitlines()]
+        return {(x["set"], x["id"], x["method"] is None): (x["text"], x["steps"]) for x in lines}
+
+    both = answered("nq=nq.jsonl,gsm8k=gsm8k.jsonl", "both", 3)
+    assert [key[:2] for key in both][:6] == [(name, str(n)) for name in ("nq", "gsm8k") for n in (1, 2, 3)]
+    alone = answered("gsm8k=gsm8k.jsonl", "alone", 2)
+    assert len(alone) == 4
+    assert {key: both[key] for key in alone} == alone
+    assert len({text for text, _ in both.values()}) > 6  # they were drawn, and not alike
 
 
 def test_other_settings_are_another_comparison(
