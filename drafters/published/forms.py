@@ -182,6 +182,32 @@ _MEDUSA = PublishedForm(
     remade="of_medusa",
     d2t_is_ids=True,
 )
+_HYDRA = PublishedForm(
+    title="Hydra",
+    family="hydra",
+    settings=sizes.hydra,
+    has=(r"hydra_mlp\.0\.\d+\.linear\.weight", r"hydra_lm_head\.0.*\.weight"),
+    lacks=(r"prefix_embeding_layer\..*",),
+    names=(
+        (r"hydra_mlp\.(\d+)\.(\d+)\.res_connection\.(weight|bias)", r"blocks.\1.passed.\3"),
+        (r"hydra_mlp\.(\d+)\.(\d+)\.linear\.(weight|bias)", r"blocks.\1.\2.\3"),  # numbered anew when remade
+        (r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)", r"lm_heads.\1.\2"),
+    ),
+    remade="of_hydra",
+)
+_HYDRA_PLUS = replace(
+    _HYDRA,
+    title="Hydra++",
+    family="hydra++",
+    has=(*_HYDRA.has, r"prefix_embeding_layer\.layers\.0\.self_attn\.q_proj\.weight"),
+    lacks=(),
+    names=(
+        *_HYDRA.names,
+        (r"prefix_embeding_layer\.embed_tokens\.weight", None),  # it is given states, and embeds nothing
+        (rf"prefix_embeding_layer\.layers\.0\.{_LAYER}", r"prefix.\1"),
+        (r"prefix_embeding_layer\.norm\.weight", "prefix.norm.weight"),
+    ),
+)
 _MTP = PublishedForm(
     title="MTP of speculators",
     family="mtp",
@@ -222,7 +248,10 @@ _PARD = PublishedForm(
     lacks=(r"fc\.weight", r"mask_hidden"),
     says=("pard_token",),
 )
-FORMS = (_EAGLE, _EAGLE3, _PEAGLE, _DFLASH, _DSPARK, _DFLASH2, _MEDUSA, _MTP, _MTP_MIMO, _MTP_EXAONE, _PARD)
+FORMS = (
+    *(_EAGLE, _EAGLE3, _PEAGLE, _DFLASH, _DSPARK, _DFLASH2),
+    *(_MEDUSA, _HYDRA, _HYDRA_PLUS, _MTP, _MTP_MIMO, _MTP_EXAONE, _PARD),
+)
 """No folder fits two of them."""
 
 
@@ -262,7 +291,14 @@ def published(folder: Path) -> Published | None:
 
 OURS = "draftsmith"
 """The entry of a config that we wrote."""
-_WORDS = ("medusa_num_heads", "draft_vocab_size", "dflash_config", "eagle_config", "speculators_model_type")
+_WORDS = (
+    "medusa_num_heads",
+    "hydra_num_heads",
+    "draft_vocab_size",
+    "dflash_config",
+    "eagle_config",
+    "speculators_model_type",
+)
 
 
 def _of_a_drafter(files: Files) -> bool:

@@ -8,7 +8,9 @@ refused by its word. Read next: `forms.py`, which form takes which function.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +19,17 @@ from .files import Files
 
 FUSED = ("2", "L//2", "L-3")
 """The hidden states that EAGLE-3 reads where its config does not say: of a target of L layers, in every engine."""
+OF_TARGET = "the target's"
+"""Sizes of a layer that no word and no tensor says, as the layer is a copy of the target's."""
 _AUX = "eagle_aux_hidden_state_layer_ids"
 
 
 def resolved(settings: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Settings whose hidden states are numbers, for a target of that `transformers` config."""
+    """Settings whose hidden states and sizes are numbers, for a target of that `transformers` config."""
+    if settings.get("prefix") == OF_TARGET:
+        from ..layers.llama import LayerShape
+
+        return settings | {"prefix": asdict(LayerShape.of(config))}
     if settings.get("layers") != [*FUSED]:
         return settings
     count = int(config.get_text_config(decoder=True).num_hidden_layers)
@@ -32,8 +40,9 @@ def identity_of(files: Files) -> tuple[int, int | None]:
     """Hidden size and vocabulary of the target that a drafter was made for; None where it is not said."""
     words = files.layer
     if "hidden_size" not in words:
-        first = next(name for name in ("0.0.linear.weight", "blocks.0.layers.0.weight") if name in files.heads)
-        return files.shape(first)[0], words.get("vocab_size", _medusa_rows(files))
+        known = ("0.0.linear.weight", "blocks.0.layers.0.weight", "hydra_lm_head.0.weight", "hydra_lm_head.0.1.weight")
+        first = next(name for name in known if name in files.heads)
+        return files.shape(first)[1], words.get("vocab_size", _medusa_rows(files))
     table = files.heads.get("embed_tokens.weight")
     return int(words["hidden_size"]), words.get("vocab_size", None if table is None else table.shape[0])
 
@@ -153,6 +162,26 @@ def medusa(files: Files) -> dict[str, Any]:
     }
 
 
+def hydra(files: Files) -> dict[str, Any]:
+    """Of Hydra's heads, counted; the layer in front of Hydra++'s is of the target's sizes."""
+    if not any(".res_connection." in name for name in files.heads):
+        raise _cannot(files, "heads that do not see the tokens in front of theirs (grounded_heads false)")
+    if offset := files.word("hidden_state_offset", default=0):
+        raise _cannot(files, f"heads on a hidden state {offset} in front of the last (hidden_state_offset)")
+    places = [re.fullmatch(r"hydra_mlp\.(\d+)\.\d+\.linear\.weight", name) for name in files.heads]
+    counts = Counter(int(match[1]) for match in places if match)
+    hidden, vocabulary = identity_of(files)
+    prefix = any(name.startswith("prefix_embeding_layer.") for name in files.heads)
+    return {
+        "heads": len(counts),
+        "layers": counts[0],
+        "hidden": hidden,
+        "vocabulary": vocabulary,
+        "prefix": OF_TARGET if prefix else None,
+        "as_published": True,
+    }
+
+
 def mtp(files: Files) -> dict[str, Any]:
     """Of an MTP module."""
     own = layer_sizes(files)
@@ -244,7 +273,8 @@ def _is_dspark(files: Files) -> bool:
 
 def _medusa_rows(files: Files) -> int | None:
     """Rows of the first head's own projection."""
-    match = [name for name in files.heads if re.fullmatch(r"0\.\d+\.weight|lm_heads\.0\.weight|lm_head\.weight", name)]
+    known = r"0\.\d+\.weight|lm_heads\.0\.weight|lm_head\.weight|hydra_lm_head\.0\.(1\.)?weight"
+    match = [name for name in files.heads if re.fullmatch(known, name)]
     return files.shape(match[0])[0] if match else None
 
 

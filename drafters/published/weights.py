@@ -9,6 +9,7 @@ Shapes: V vocabulary, U tokens of it that can be drafted, H hidden size, R rank,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,6 +297,22 @@ def _of_medusa(making: _Making) -> Weights:
     return made if ids_U is None else made | {"d2t": _offsets(ids_U)}
 
 
+def _of_hydra(making: _Making) -> Weights:
+    """Blocks stand between places for dropout, or do not: the first of a head is the one that reads tokens."""
+    made = dict(making.ours)
+    places: dict[str, list[int]] = {}
+    for match in (re.fullmatch(r"blocks\.(\d+)\.(\d+)\.weight", name) for name in making.ours):
+        if match:
+            places.setdefault(match[1], []).append(int(match[2]))
+    for head, numbers in places.items():
+        for rank, number in enumerate(sorted(numbers)):
+            there = f"blocks.{head}.first" if rank == 0 else f"blocks.{head}.rest.layers.{rank - 1}"
+            for part in ("weight", "bias"):
+                if (name := f"blocks.{head}.{number}.{part}") in made:
+                    made[f"{there}.{part}"] = made.pop(name)
+    return made
+
+
 def _of_mimo(making: _Making) -> Weights:
     """Its projection reads the hidden state in front of the embedding."""
     return making.ours | {"fc.weight": making.ours["fc.weight"].roll(making.settings["hidden"], 1)}
@@ -308,5 +325,6 @@ _REMADE: dict[str, Callable[[_Making], Weights]] = {
     "of_block": _of_block,
     "of_dspark": _of_dspark,
     "of_medusa": _of_medusa,
+    "of_hydra": _of_hydra,
     "of_mimo": _of_mimo,
 }

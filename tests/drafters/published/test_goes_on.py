@@ -58,6 +58,8 @@ WAYS = {
     "EAGLE-3, the target's head": ("eagle3", {"eagle3": Eagle3Config(layers=(2, 4, 5), vocabulary=VOCABULARY)}),
     "DFlash, z-lab": ("dflash", {"block": BlockConfig(size=4, decoder_layers=2, layers=(2, 5, 7), mask_token=60)}),
     "Medusa, FasterDecoding": ("medusa", {"medusa": MedusaConfig(heads=3, layers=2)}),
+    "Hydra, its authors": ("hydra", {"medusa": MedusaConfig(heads=3, layers=3, as_published=True)}),
+    "Hydra++, its authors": ("hydra", {"medusa": MedusaConfig(heads=3, layers=3, as_published=True, prefix=True)}),
 }
 
 
@@ -98,6 +100,8 @@ EXPORTED = {
     "DSpark, DeepSpec": "vllm",
     "DFlash 2, z-lab": "vllm",
     "Medusa, vLLM": "vllm",
+    "Hydra, its authors": "hydra",
+    "Hydra++, its authors": "hydra",
 }
 
 

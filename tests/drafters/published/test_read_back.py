@@ -18,6 +18,7 @@ from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.export import ServedTarget, export_of
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.folder import save_heads
+from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.mtp.layers import MtpShape
 from draftsmith.drafters.mtp.net import MtpNet
@@ -39,6 +40,10 @@ def eagle_with_bias(model: Any) -> EagleNet:
     net = EagleNet(replace(EagleShape.of(model.config), fc_bias=True))
     torch.nn.init.normal_(net.fc.bias)
     return net
+
+
+def hydra(model: Any, **chosen: Any) -> HydraHeads:
+    return HydraHeads.for_target(model, heads=3, as_published=True, **chosen)
 
 
 def mimo(model: Any) -> MtpNet:
@@ -69,6 +74,8 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "dspark, fill-in": lambda model: small_dspark_net(model, **TABLES, layout="fill-in"),
     "dspark, unused id": lambda model: small_dspark_net(model, **TABLES, mask_token=60),
     "dflash2": lambda model: small_dflash2_net(model, **TABLES, mask_token=60),
+    "hydra": lambda model: hydra(model, layers=2),
+    "hydra++": lambda model: hydra(model, prefix=True),
     "mtp": MtpNet.for_target,
     "mtp, biases": mimo,
 }

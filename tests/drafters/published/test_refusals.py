@@ -137,6 +137,17 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         shifted("embed_tokens.weight"),
         r"of which 299 rows are not the target's",
     ),
+    "heads that see no tokens": (
+        "Hydra, its authors",
+        without(*(f"hydra_mlp.{k}.0.res_connection.{part}" for k in range(3) for part in ("weight", "bias"))),
+        r"heads that do not see the tokens in front of theirs \(grounded_heads false\)",
+    ),
+    "an earlier state": ("Hydra, its authors", words(hidden_state_offset=1), r"a hidden state 1 in front of the last"),
+    "another layer in front": (
+        "Hydra++, its authors",
+        tensors(prefix_embeding_layer__layers__0__mlp__up_proj__weight=drawn(40, HIDDEN)),
+        r"prefix\.mlp\.up_proj\.weight is float32 \[40, 32\], expected float32 \[",
+    ),
     "an unknown part": (
         "Medusa, FasterDecoding",
         tensors(adapter=drawn(3)),

@@ -116,15 +116,17 @@ def norm_weight(size: int = HIDDEN) -> Tensor:
     return 1 + drawn(size)
 
 
-def layer_tensors(at: str, width: int, norms: tuple[str, ...], *, head_norms: bool = False) -> Tensors:
+def layer_tensors(
+    at: str, width: int, norms: tuple[str, ...], *, head_norms: bool = False, inner: int = INNER
+) -> Tensors:
     shapes = {
         "self_attn.q_proj": (HEADS * SIZE, width),
         "self_attn.k_proj": (KV * SIZE, width),
         "self_attn.v_proj": (KV * SIZE, width),
         "self_attn.o_proj": (HIDDEN, HEADS * SIZE),
-        "mlp.gate_proj": (INNER, HIDDEN),
-        "mlp.up_proj": (INNER, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INNER),
+        "mlp.gate_proj": (inner, HIDDEN),
+        "mlp.up_proj": (inner, HIDDEN),
+        "mlp.down_proj": (HIDDEN, inner),
     }
     made = {f"{at}.{name}.weight": drawn(*shape) for name, shape in shapes.items()}
     made |= {f"{at}.{name}.weight": norm_weight() for name in norms}
@@ -535,6 +537,53 @@ def medusa_vllm(_target: Any) -> Folder:
     return Folder("medusa", config, t, lambda text: [spread_out(each, WORDS) for each in narrow(text)])
 
 
+def hydra(target: Any, *, prefix: bool = False) -> Folder:
+    """The authors': three heads of three blocks, of which a head has the last twice; with places for dropout between
+    them where a layer of the target's sizes stands in front."""
+    step, at = (2, "prefix_embeding_layer") if prefix else (1, "")
+    t: Tensors = {}
+    for k in range(3):
+        first, width = f"hydra_mlp.{k}.{step - 1}", (k + 2) * HIDDEN
+        for part in ("linear", "res_connection"):
+            t |= {f"{first}.{part}.weight": drawn(HIDDEN, width), f"{first}.{part}.bias": drawn(HIDDEN)}
+        weight, bias = drawn(HIDDEN, HIDDEN), drawn(HIDDEN)
+        for number in (1, 2):
+            name = f"hydra_mlp.{k}.{step * (number + 1) - 1}.linear"
+            t |= {f"{name}.weight": weight, f"{name}.bias": bias}
+        head = f"hydra_lm_head.{k}" + ".1" * prefix
+        t |= {f"{head}.weight": drawn(VOCABULARY, HIDDEN), f"{head}.bias": drawn(VOCABULARY)}
+    if prefix:
+        norms = ("input_layernorm", "post_attention_layernorm")
+        t |= layer_tensors(f"{at}.layers.0", HIDDEN, norms, inner=target.config.intermediate_size)
+        t |= {f"{at}.norm.weight": norm_weight(), f"{at}.embed_tokens.weight": drawn(VOCABULARY, HIDDEN)}
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+
+    def logits(text: Text) -> list[Tensor]:
+        x, embeds, made = text.states[-1], text.table[text.tokens], []
+        if prefix:
+            x = layer(t, f"{at}.layers.0", rms(x, t[f"{at}.layers.0.input_layernorm.weight"]), x)
+            x = rms(x, t[f"{at}.norm.weight"])
+        for k in range(3):
+            X = len(x) - (k + 2)
+            read = torch.cat([x[:X], *(embeds[ahead : ahead + X] for ahead in range(1, k + 2))], -1)
+            first = f"hydra_mlp.{k}.{step - 1}"
+            out = linear(f"{first}.res_connection", read) + F.silu(linear(f"{first}.linear", read))
+            for number in (1, 2):
+                out = out + F.silu(linear(f"hydra_mlp.{k}.{step * (number + 1) - 1}.linear", out))
+            made.append(linear(f"hydra_lm_head.{k}" + ".1" * prefix, out))
+        return made
+
+    config = {"hydra_num_heads": 3, "hydra_num_layers": 3, "hydra_head_arch": "prefix-mlp" if prefix else "mlp"}
+    config |= {"grounded_heads": True, "hidden_state_offset": 0, "base_model_name_or_path": "org/target"}
+    return Folder("hydra++" if prefix else "hydra", config, t, logits)
+
+
+def hydra_plus(target: Any) -> Folder:
+    return hydra(target, prefix=True)
+
+
 def mtp_speculators(_target: Any) -> Folder:
     """speculators' module."""
     at = "mtp_layers.0"
@@ -570,5 +619,7 @@ FORMS: dict[str, Callable[[Any], Folder]] = {
     "DFlash 2, z-lab": dflash2,
     "Medusa, FasterDecoding": medusa,
     "Medusa, vLLM": medusa_vllm,
+    "Hydra, its authors": hydra,
+    "Hydra++, its authors": hydra_plus,
     "MTP, speculators": mtp_speculators,
 }
