@@ -193,6 +193,7 @@ _HYDRA = PublishedForm(
         (r"hydra_mlp\.(\d+)\.(\d+)\.linear\.(weight|bias)", r"blocks.\1.\2.\3"),  # numbered anew when remade
         (r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)", r"lm_heads.\1.\2"),
     ),
+    copies={"input_embed_fn.weight": "embedding"},
     remade="of_hydra",
 )
 _HYDRA_PLUS = replace(

@@ -142,6 +142,11 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         without(*(f"hydra_mlp.{k}.0.res_connection.{part}" for k in range(3) for part in ("weight", "bias"))),
         r"heads that do not see the tokens in front of theirs \(grounded_heads false\)",
     ),
+    "an embedding of another target": (
+        "Hydra, its authors",
+        shifted("input_embed_fn.weight"),
+        r"holds input_embed_fn\.weight \[300, 32\], of which 300 rows are not the target's",
+    ),
     "an earlier state": ("Hydra, its authors", words(hidden_state_offset=1), r"a hidden state 1 in front of the last"),
     "another layer in front": (
         "Hydra++, its authors",

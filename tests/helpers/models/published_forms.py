@@ -541,7 +541,7 @@ def hydra(target: Any, *, prefix: bool = False) -> Folder:
     """The authors': three heads of three blocks, of which a head has the last twice; with places for dropout between
     them where a layer of the target's sizes stands in front."""
     step, at = (2, "prefix_embeding_layer") if prefix else (1, "")
-    t: Tensors = {}
+    t: Tensors = {"input_embed_fn.weight": target.get_input_embeddings().weight.detach().clone()}
     for k in range(3):
         first, width = f"hydra_mlp.{k}.{step - 1}", (k + 2) * HIDDEN
         for part in ("linear", "res_connection"):
