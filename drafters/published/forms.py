@@ -80,6 +80,7 @@ def _some(pattern: str, files: Files) -> bool:
 _NEVER_READ: Names = ((r"verifier_(norm|lm_head)\..*", None), (r".*rotary_emb\.inv_freq", None))
 _ATTENTION = r"self_attn\.[qkvo]_proj\.weight"
 _LAYER = rf"({_ATTENTION}|mlp\.(?:gate|up|down)_proj\.weight|[a-z_]*norm\.weight)"
+_NORMED_LAYER = _LAYER.replace("(", r"(self_attn\.[qk]_norm\.weight|", 1)
 _FIRST = r"(?:midlayer|layers\.0)"
 _TARGETS = {"embed_tokens.weight": "embedding"}
 
@@ -100,8 +101,11 @@ _EAGLE3 = PublishedForm(
     family="eagle3",
     settings=sizes.eagle3,
     has=(r"fc\.weight", rf"{_FIRST}\.hidden_norm\.weight", rf"{_FIRST}\.self_attn\.q_proj\.weight"),
-    lacks=(r"mask_hidden", r"layers\.1\..*"),
-    names=((rf"{_FIRST}\.{_LAYER}", r"midlayer.\1"), (r"((?:fc|norm|lm_head|fc_norm\.\d+)\.weight|d2t|t2d)", r"\1")),
+    lacks=(r"mask_hidden",),
+    names=(
+        (rf"{_FIRST}\.{_NORMED_LAYER}", r"midlayer.\1"),
+        (r"((?:fc|norm|lm_head|input_norm|fc_norm\.\d+)\.weight|d2t|t2d)", r"\1"),
+    ),
     copies=_TARGETS,
     remade="of_eagle3",
     states="fused",
@@ -116,7 +120,7 @@ _PEAGLE = replace(
     lacks=(),
     names=(
         *_EAGLE3.names,
-        (rf"layers\.(\d+)\.{_LAYER}", r"layers.\1.\2"),  # numbered from 1, and renumbered when remade
+        (rf"layers\.(\d+)\.{_NORMED_LAYER}", r"layers.\1.\2"),  # numbered from 1, and renumbered when remade
         (r"mask_hidden", "mask_hidden.weight"),
     ),
     remade="of_peagle",

@@ -54,14 +54,39 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         r"with a bias \(layers\.0\.self_attn\.q_proj\.bias\), which no network here has",
     ),
     "norms of query and key": (
-        SPECULATORS,
+        "EAGLE-1, with a bias",
         tensors(layers__0__self_attn__q_norm__weight=torch.ones(8)),
         r"also holds layers\.0\.self_attn\.q_norm\.weight \[8\], which that form does not have",
     ),
     "a norm in front of fc": (
         SPECULATORS,
         words(norm_before_fc=True),
-        r"a norm in front of fc \(norm_before_fc\), which no network here computes",
+        r"does not hold the weights that its config\.json describes: input_norm\.weight is absent",
+    ),
+    "a norm of queries alone": (
+        SPECULATORS,
+        tensors(layers__0__self_attn__q_norm__weight=torch.ones(8)),
+        r"midlayer\.self_attn\.k_norm\.weight is absent, expected float32 \[8\]",
+    ),
+    "several layers": (
+        SPECULATORS,
+        tensors(layers__1__mlp__up_proj__weight=drawn(40, HIDDEN)),
+        r"with several layers and no mask \(layers\.1\)",
+    ),
+    "a window of EAGLE-3": (
+        SPECULATORS,
+        layer_words(layer_types=["sliding_attention"], sliding_window=4096),
+        r"attention over a window \(sliding_attention\)",
+    ),
+    "narrower without an embedding": (
+        "EAGLE-3, narrower than its target",
+        without("embed_tokens.weight"),
+        r"hidden_size 16 beside a target of 32 \(target_hidden_size\)",
+    ),
+    "a narrower block drafter": (
+        ZLAB,
+        words(target_hidden_size=64),
+        r"hidden_size 32 beside a target of 64 \(target_hidden_size\)",
     ),
     "narrower than its target": (
         SPECULATORS,

@@ -117,19 +117,19 @@ def norm_weight(size: int = HIDDEN) -> Tensor:
 
 
 def layer_tensors(
-    at: str, width: int, norms: tuple[str, ...], *, head_norms: bool = False, inner: int = INNER
+    at: str, width: int, norms: tuple[str, ...], *, head_norms: bool = False, inner: int = INNER, hidden: int = HIDDEN
 ) -> Tensors:
     shapes = {
         "self_attn.q_proj": (HEADS * SIZE, width),
         "self_attn.k_proj": (KV * SIZE, width),
         "self_attn.v_proj": (KV * SIZE, width),
-        "self_attn.o_proj": (HIDDEN, HEADS * SIZE),
-        "mlp.gate_proj": (inner, HIDDEN),
-        "mlp.up_proj": (inner, HIDDEN),
-        "mlp.down_proj": (HIDDEN, inner),
+        "self_attn.o_proj": (hidden, HEADS * SIZE),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
     }
     made = {f"{at}.{name}.weight": drawn(*shape) for name, shape in shapes.items()}
-    made |= {f"{at}.{name}.weight": norm_weight() for name in norms}
+    made |= {f"{at}.{name}.weight": norm_weight(hidden) for name in norms}
     if head_norms:
         made |= {f"{at}.self_attn.{name}_norm.weight": norm_weight(SIZE) for name in "qk"}
     return made
@@ -186,11 +186,11 @@ def pair_net(
     return layer(t, at, read, normed if residual else fused, theta)
 
 
-def eagle3_tensors(at: str, ids: list[int] | None, states: int = 3) -> Tensors:
-    t = {"fc.weight": drawn(HIDDEN, states * HIDDEN), "norm.weight": norm_weight()}
-    t |= layer_tensors(at, 2 * HIDDEN, PAIR_NORMS)
+def eagle3_tensors(at: str, ids: list[int] | None, *, head_norms: bool = False, hidden: int = HIDDEN) -> Tensors:
+    t = {"fc.weight": drawn(hidden, 3 * HIDDEN), "norm.weight": norm_weight(hidden)}
+    t |= layer_tensors(at, 2 * hidden, PAIR_NORMS, head_norms=head_norms, hidden=hidden)
     if ids is not None:
-        t |= {"lm_head.weight": drawn(len(ids), HIDDEN), "d2t": offsets(ids), "t2d": known(ids)}
+        t |= {"lm_head.weight": drawn(len(ids), hidden), "d2t": offsets(ids), "t2d": known(ids)}
     return t
 
 
@@ -200,7 +200,10 @@ def eagle3(
     words, normed_output = ids or list(range(VOCABULARY)), config.get("norm_output") and at != "midlayer"
 
     def logits(text: Text) -> list[Tensor]:
-        fused, embeds = text.fused(*states)[:-1], text.table[text.tokens[1:]]
+        table = t["embed_tokens.weight"] if config.get("target_hidden_size") else text.table
+        fused, embeds = text.fused(*states)[:-1], table[text.tokens[1:]]
+        if "input_norm.weight" in t:
+            fused = rms(fused, t["input_norm.weight"])
         if "fc_norm.0.weight" in t:
             parts = fused.split(HIDDEN, -1)
             fused = torch.cat([rms(part, t[f"fc_norm.{k}.weight"]) for k, part in enumerate(parts)], -1)
@@ -286,11 +289,28 @@ def eagle3_output_normed(_target: Any) -> Folder:
     )
 
 
+def eagle3_qwen(_target: Any) -> Folder:
+    """speculators' default: a layer of Qwen3, with norms of query and key; and one norm of all states."""
+    config = SPECULATORS3 | {"transformer_layer_config": LLAMA | {"model_type": "qwen3"}, "norm_before_fc": True}
+    t = eagle3_tensors("layers.0", WORDS, head_norms=True) | {"input_norm.weight": norm_weight(3 * HIDDEN)}
+    return eagle3(config, t, "layers.0", (2, 4, 5), WORDS)
+
+
+def eagle3_narrow(_target: Any) -> Folder:
+    """SpecForge's, half as wide as the target, with an embedding of its own."""
+    config = NATIVE3 | {"hidden_size": HIDDEN // 2, "target_hidden_size": HIDDEN, "norm_output": True}
+    t = eagle3_tensors("midlayer", WORDS, hidden=HIDDEN // 2)
+    t["embed_tokens.weight"] = drawn(VOCABULARY, HIDDEN // 2)
+    return eagle3(config, t, "midlayer", (2, 4, 5), WORDS)
+
+
 def peagle(config: dict[str, Any], mask: int, target: Any, *, count: int, first: str) -> Folder:
     """`count` layers; the mask's row of the embedding is its own."""
-    t = eagle3_tensors(first, WORDS) | {"mask_hidden": drawn(1, 1, 3 * HIDDEN)}
+    normed = config.get("transformer_layer_config", {}).get("model_type") == "qwen3"
+    t = eagle3_tensors(first, WORDS, head_norms=normed) | {"mask_hidden": drawn(1, 1, 3 * HIDDEN)}
     for number in range(1, count):
-        t |= layer_tensors(f"layers.{number}", HIDDEN, ("input_layernorm", "post_attention_layernorm"))
+        norms = ("input_layernorm", "post_attention_layernorm")
+        t |= layer_tensors(f"layers.{number}", HIDDEN, norms, head_norms=normed)
     trained = config.get("embed_requires_grad")
     table = drawn(VOCABULARY, HIDDEN) if trained else target.get_input_embeddings().weight.detach().clone()
     table[mask] = drawn(HIDDEN)
@@ -323,6 +343,12 @@ def peagle_specforge(target: Any) -> Folder:
 def peagle_speculators(target: Any) -> Folder:
     config = SPECULATORS3 | {"speculators_model_type": "peagle", "mask_token_id": 7}
     return peagle(config, 7, target, count=2, first="midlayer")
+
+
+def peagle_qwen(target: Any) -> Folder:
+    """With layers of Qwen3."""
+    config = SPECULATORS3 | {"transformer_layer_config": LLAMA | {"model_type": "qwen3"}, "mask_token_id": 7}
+    return peagle(config | {"speculators_model_type": "peagle"}, 7, target, count=2, first="layers.0")
 
 
 def peagle_trained(target: Any) -> Folder:
@@ -610,8 +636,11 @@ FORMS: dict[str, Callable[[Any], Folder]] = {
     "EAGLE-3.1, speculators": eagle31,
     "EAGLE-3, norms of states alone": eagle3_states_normed,
     "EAGLE-3, a norm of what is fed back alone": eagle3_output_normed,
+    "EAGLE-3, a layer of Qwen3": eagle3_qwen,
+    "EAGLE-3, narrower than its target": eagle3_narrow,
     "P-EAGLE, native": peagle_specforge,
     "P-EAGLE, speculators": peagle_speculators,
+    "P-EAGLE, layers of Qwen3": peagle_qwen,
     "P-EAGLE, an embedding of its own": peagle_trained,
     "DFlash, z-lab": dflash,
     "DFlash, speculators": dflash_speculators,
