@@ -223,6 +223,15 @@ def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
     }
 
 
+def _mask_row(net: PeagleNet, target: ServedTarget) -> int:
+    """The row that holds the mask: of an embedding of the network's own that which is the mask, where one is."""
+    last, mask_1H = target.vocabulary - 1, net.mask_embedding.weight
+    if not net.config.own_embedding or mask_1H.is_meta:
+        return last
+    same = (net.embed_tokens.weight == mask_1H).all(-1).nonzero()
+    return int(same[0]) if len(same) else last
+
+
 def peagle(net: PeagleNet, target: ServedTarget, how: Served) -> Export:
     """EAGLE-3's words, the number of layers and the mask's id; read with `parallel_drafting` switched on.
 
@@ -230,7 +239,7 @@ def peagle(net: PeagleNet, target: ServedTarget, how: Served) -> Export:
         RequestError: an engine would hand out other hidden states.
     """
     made = eagle3(net, target, how)
-    mask = target.vocabulary - 1
+    mask = _mask_row(net, target)
     tensors = dict(made.tensors)
     masks = {name: tensors.pop(f"{name}.weight") for name in ("mask_hidden", "mask_embedding")}
     for name in [name for name in tensors if name.startswith("deeper.")]:

@@ -72,8 +72,9 @@ def eagle3(files: Files) -> dict[str, Any]:
     wide = _wider(files, own["hidden"])
     if wide or (files.word("embed_requires_grad") is True and "embed_tokens.weight" in files.heads):
         flags["own_embedding"] = True
-    # in the native form without norms of states the word is SpecForge's, and means the norm in front of the head
-    fed_back = bool(files.word("norm_output")) and (norms or files.by_speculators)
+    # alone, in the native form, the word is SpecForge's, which has none of the others: the norm in front of the head
+    of_engines = norms or files.by_speculators or files.word("norm_before_residual") is not None
+    fed_back = bool(files.word("norm_output")) and of_engines
     if fed_back != norms:
         flags["output_norm"] = fed_back
     return own | {

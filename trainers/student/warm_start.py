@@ -47,6 +47,9 @@ _THEIRS = (
     "norm_before_fc",
     "head_norms",
     "rotary",
+    "query_norm",
+    "bias",
+    "blank_first",
 )
 """Sizes of a published drafter's layers, which it goes on with whatever the target's are."""
 

@@ -71,6 +71,7 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "eagle3, one state": lambda model: eagle3(model, layers=(4,)),
     "eagle3.1": lambda model: eagle3(model, feature_norms=True),
     "eagle3, norms of states alone": lambda model: eagle3(model, feature_norms=True, output_norm=False),
+    "eagle3, a norm of what is fed back alone": lambda model: eagle3(model, output_norm=True),
     "eagle3, own embedding": lambda model: eagle3(model, own_embedding=True),
     "eagle3, head norms": lambda model: eagle3(model, head_norms=True),
     "eagle3, a norm of all states": lambda model: eagle3(model, norm_before_fc=True),
@@ -93,6 +94,7 @@ REFUSED = {
     ("eagle, bias", "vllm"),
     ("eagle3.1", "llama.cpp"),
     ("eagle3, norms of states alone", "llama.cpp"),
+    ("eagle3, a norm of what is fed back alone", "llama.cpp"),
     ("eagle3, one state", "llama.cpp"),
 }
 OWN = ("eagle3, normed residual", "eagle3, own embedding")

@@ -69,8 +69,9 @@ def turn(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return torch.cat((left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()), -1)
 
 
-def heads(x: Tensor, weight: Tensor, count: int, norm: Tensor | None = None) -> Tensor:
-    split = (x @ weight.T).view(len(x), count, -1).transpose(0, 1)
+def heads(x: Tensor, weight: Tensor, count: int, norm: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    made = x @ weight.T if bias is None else x @ weight.T + bias
+    split = made.view(len(x), count, -1).transpose(0, 1)
     return split if norm is None else rms(split, norm)
 
 
@@ -85,10 +86,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
 def layer(t: Tensors, at: str, read: Tensor, residual: Tensor, theta: float = 10_000.0) -> Tensor:
     """A Llama layer behind its first norm, over a text from its first token on."""
     positions, a = torch.arange(len(read)), f"{at}.self_attn."
-    norms = [t.get(f"{a}{name}_norm.weight") for name in "qk"]
-    query = turn(heads(read, t[f"{a}q_proj.weight"], HEADS, norms[0]), positions, theta)
-    key = turn(heads(read, t[f"{a}k_proj.weight"], KV, norms[1]), positions, theta)
-    value = heads(read, t[f"{a}v_proj.weight"], KV)
+    norms, biases = ([t.get(f"{a}{name}_{part}") for name in "qkv"] for part in ("norm.weight", "proj.bias"))
+    query = turn(heads(read, t[f"{a}q_proj.weight"], HEADS, norms[0], biases[0]), positions, theta)
+    key = turn(heads(read, t[f"{a}k_proj.weight"], KV, norms[1], biases[1]), positions, theta)
+    value = heads(read, t[f"{a}v_proj.weight"], KV, bias=biases[2])
     seen = torch.ones(len(read), len(read), dtype=torch.bool).tril()
     out = residual + attend(query, key, value, seen) @ t[f"{a}o_proj.weight"].T
     return out + feed_forward(t, at, rms(out, t[f"{at}.post_attention_layernorm.weight"]))
@@ -610,21 +611,53 @@ def hydra_plus(target: Any) -> Folder:
     return hydra(target, prefix=True)
 
 
-def mtp_speculators(_target: Any) -> Folder:
-    """speculators' module."""
-    at = "mtp_layers.0"
-    t = layer_tensors(at, HIDDEN, ("input_layernorm", "post_attention_layernorm"), head_norms=True)
-    t |= {f"{at}.{name}_layernorm.weight": norm_weight() for name in ("token", "hidden", "final")}
-    t[f"{at}.input_proj.weight"] = drawn(HIDDEN, 2 * HIDDEN)
+def mtp(config: dict[str, Any], at: str, names: tuple[str, ...], target: Any, *, mimo: bool = False) -> Folder:
+    """A module; `names`: of the projection, the norms of token and state, and the last one. `mimo`: a layer of Qwen2, with
+    the state in front of the token, of which there is none at position 0."""
+    inner, norms = target.config.intermediate_size, ("input_layernorm", "post_attention_layernorm")
+    layer_at = at if at == "mtp_layers.0" else f"{at}.layers.0"
+    t = layer_tensors(layer_at, HIDDEN, norms, head_norms=not mimo, inner=inner)
+    if mimo:
+        widths = {"q": HEADS * SIZE, "k": KV * SIZE, "v": KV * SIZE}
+        t |= {f"{layer_at}.self_attn.{name}_proj.bias": drawn(width) for name, width in widths.items()}
+    fc, token_norm, state_norm, last = (f"{at}.{name}.weight" for name in names)
+    t |= {name: norm_weight() for name in (token_norm, state_norm, last)} | {fc: drawn(HIDDEN, 2 * HIDDEN)}
 
     def logits(text: Text) -> list[Tensor]:
-        token = rms(text.table[text.tokens[1:]], t[f"{at}.token_layernorm.weight"])
-        state = rms(text.states[-1][:-1], t[f"{at}.hidden_layernorm.weight"])
-        pair = torch.cat((token, state), -1) @ t[f"{at}.input_proj.weight"].T
-        out = layer(t, at, rms(pair, t[f"{at}.input_layernorm.weight"]), pair)
-        return [rms(out, t[f"{at}.final_layernorm.weight"]) @ text.head.T]
+        embeds = text.table[text.tokens[1:]].clone()
+        if mimo:
+            embeds[0] = 0
+        pair = [rms(embeds, t[token_norm]), rms(text.states[-1][:-1], t[state_norm])]
+        read = torch.cat(pair[::-1] if mimo else pair, -1) @ t[fc].T
+        out = layer(t, layer_at, rms(read, t[f"{layer_at}.input_layernorm.weight"]), read)
+        return [rms(out, t[last]) @ text.head.T]
 
-    return Folder("mtp", {"speculators_model_type": "mtp", "transformer_layer_config": QWEN}, t, logits)
+    return Folder("mtp", config, t, logits)
+
+
+def mtp_speculators(target: Any) -> Folder:
+    """speculators' module."""
+    own = QWEN | {"intermediate_size": target.config.intermediate_size}
+    names = ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+    config = {"speculators_model_type": "mtp", "transformer_layer_config": own}
+    return mtp(config, "mtp_layers.0", names, target)
+
+
+def mtp_mimo(target: Any) -> Folder:
+    """In the words and names of MiMo's class."""
+    config = LLAMA | {"model_type": "qwen2", "num_nextn_predict_layers": 1, "architectures": ["MiMoForCausalLM"]}
+    config |= {"intermediate_size": target.config.intermediate_size}
+    names = ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+    made = mtp(config, "mtp_layers.0", names, target, mimo=True)
+    made.tensors = {f"model.{name}": tensor for name, tensor in made.tensors.items()}
+    return made
+
+
+def mtp_exaone(target: Any) -> Folder:
+    """In the words and names of EXAONE-MoE's class."""
+    config = LLAMA | {"model_type": "exaone_moe", "num_nextn_predict_layers": 1}
+    config |= {"intermediate_size": target.config.intermediate_size}
+    return mtp(config, "mtp", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), target)
 
 
 FORMS: dict[str, Callable[[Any], Folder]] = {
@@ -651,4 +684,6 @@ FORMS: dict[str, Callable[[Any], Folder]] = {
     "Hydra, its authors": hydra,
     "Hydra++, its authors": hydra_plus,
     "MTP, speculators": mtp_speculators,
+    "MTP, MiMo": mtp_mimo,
+    "MTP, EXAONE-MoE": mtp_exaone,
 }
