@@ -1,7 +1,7 @@
 """The table of docs/published.md: what is tested of every form, cell by cell, and the tests that no other file has.
 
 A cell says yes where a test is parametrised by a folder of that form. Read next: `test_goes_on.py`, exports and
-training; `test_logits.py`; `helpers/models/published_forms.py`, the folders.
+training; `test_logits.py`; `tests/helpers/models/published_forms.py`, the folders.
 """
 
 from __future__ import annotations

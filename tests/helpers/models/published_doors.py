@@ -1,6 +1,7 @@
 """What a recipe says to go on from each published drafter of `published_forms.py`, and what each is exported as.
 
-Read next: `tests/drafters/published/test_goes_on.py`; `test_table.py` beside it, which holds the page to these.
+Read next: `tests/drafters/published/test_goes_on.py`; `tests/drafters/published/test_table.py`, which holds the page
+to these.
 """
 
 from __future__ import annotations
