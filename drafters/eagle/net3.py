@@ -60,12 +60,12 @@ class Eagle3Shape(LayerShape):
         check_sizes(vocabulary=self.vocabulary, draft_vocabulary=self.draft_vocabulary)
         check_parts(len(self.layers), f"{len(self.layers)} fused states")
         check_layers(self.layers)
-        flags = (self.feature_norms, self.norm_before_residual, self.feeds_back_normed, self.own_embedding)
-        flags += (self.norm_before_fc, self.head_norms)
+        of_states = (self.feature_norms, self.norm_before_residual, self.feeds_back_normed, self.norm_before_fc)
+        flags = (*of_states, self.own_embedding, self.head_norms)
         if self.draft_vocabulary > self.vocabulary or any(type(flag) is not bool for flag in flags):
             raise ValueError(
                 f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms, "
-                f"norm_before_residual, output_norm, own_embedding, norm_before_fc and head_norms {flags!r:.60}; "
+                f"norm_before_residual, output_norm, norm_before_fc, own_embedding and head_norms {flags!r:.60}; "
                 "expected at most as many tokens, and true or false"
             )
         if self.target_hidden is not None:

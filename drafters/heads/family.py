@@ -155,8 +155,8 @@ def hydra(heads: HydraHeads, target: ServedTarget, _how: Served) -> Export:
 def _check_repeated(heads: HydraHeads) -> None:
     """Raise RequestError where a head's further blocks differ, of which that code has one, as often as there are."""
     for k, block in enumerate(heads.blocks, 1):
-        first, *others = cast(Any, block).rest.layers if heads.config.layers > 1 else [None]
-        if any(not each.weight.is_meta and not torch.equal(each.weight, first.weight) for each in others):
+        parts = [each.weight for each in cast(Any, block).rest.layers]
+        if any(not each.is_meta and not torch.equal(each, parts[0]) for each in parts):
             raise RequestError(
                 f"head {k} has {heads.config.layers - 1} blocks behind its first that differ, and the authors' code "
                 "has one block there, run so often: it would read the last of them in all places. Train heads with "
