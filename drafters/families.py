@@ -144,7 +144,8 @@ _HYDRA = replace(
     load=".heads.family:load_hydra_folder",
     proposer=".heads.family:draft_by_hydra",
     toy=own_toy("hydra"),
-    exports={},
+    exports={"hydra": Form("hydra", ".heads.family:hydra")},
+    elsewhere="no serving engine loads drafters of family 'hydra'",
 )
 _EAGLE = Family(
     name="eagle",
@@ -244,6 +245,7 @@ _ALL = (
         title="hydra++",
         summary="Hydra's heads behind a layer of their own over the whole text",
         toy=own_toy("hydra++"),
+        elsewhere="no serving engine loads drafters of family 'hydra++'",
     ),
     Family(
         name="bpd",

@@ -121,7 +121,8 @@ def _check_sizes(net: Any, target: Backbone, folder: Path) -> None:
     """Raise RequestError where the net reads or writes other sizes than the target's."""
     hidden = int(target.model.config.get_text_config(decoder=True).hidden_size)
     for name, theirs in {"hidden": hidden, "vocabulary": target.vocabulary}.items():
-        mine = getattr(net.config, name, theirs)
+        wide = getattr(net.config, "target_hidden", None) if name == "hidden" else None
+        mine = wide or getattr(net.config, name, theirs)
         if mine != theirs:
             raise RequestError(
                 f"{folder / 'config.json'} describes a drafter whose {name} is {mine}, and the target "

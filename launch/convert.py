@@ -5,12 +5,14 @@ Read next: `decoding/gguf/model.py`, which reads the file; `drafters/published/f
 
 from __future__ import annotations
 
+import json
 import shlex
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.gguf.file import find_gguf, read_gguf
-from ..drafters.folder import is_drafter, kind_of, read_entry
+from ..drafters.folder import ENTRY, is_drafter, kind_of, read_entry
 from ..drafters.hub import drafter_folder, shown
 from ..drafters.published.forms import Published, published
 from ..errors import DataError, RequestError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..decoding.backbone.backbone import Backbone
     from ..decoding.gguf.file import GgufFile
+    from ..drafters.published.readings import Reading
     from .requests import ConvertDrafterRequest, ConvertRequest
 
 _QUESTION = [{"role": "user", "content": "Hello"}]
@@ -116,10 +119,13 @@ def convert_drafter(request: ConvertDrafterRequest) -> str:
     target = load_target(request.target, revision=request.revision, device="cpu", trust_remote_code=trust)
     drafter: Any = load_drafter(folder, target)
     module = drafter.module
+    reading = _reading_named(request.reading, found, target)
     with writing(request.out), staged_folder(request.out) as staged:
-        save_as_ours(module, staged, target, found.form.family)
+        save_as_read(found, reading, module, staged, target)
         with (staged / "README.md").open("a", encoding="utf-8") as card:
-            card.write(f"\nConverted from {shown(folder)}, a drafter in the form of {found.form.title}.\n")
+            card.write(
+                f"\nConverted from {shown(folder)}, a drafter in the form of {found.form.title}, {reading.what}.\n"
+            )
     numbers = sum(parameter.numel() for parameter in module.parameters())
     flags = f"--target {shlex.quote(request.target)} --drafter {shlex.quote(str(request.out))}"
     return (
@@ -141,7 +147,48 @@ def need_published(folder: Path, target: str) -> Published:
     return found
 
 
-def save_as_ours(module: Any, folder: Path, target: Backbone, family: str) -> None:
+def readings_for(found: Published, target: Backbone) -> list[Reading]:
+    """The ways to read it, that of `--drafter` first."""
+    from ..drafters.folder import read_settings
+    from ..drafters.published.readings import readings_of
+
+    _, settings = read_settings(found.files.folder, target, found.form.family)
+    return readings_of(found, settings, target.model.config)
+
+
+def _reading_named(name: str | None, found: Published, target: Backbone) -> Reading:
+    readings = readings_for(found, target)
+    chosen = next((each for each in readings if name in (None, each.what)), None)
+    if chosen is None:
+        raise RequestError(
+            f"{found.files.folder} has no reading {name!r}; expected one that `draftsmith inspect-drafter` lists: "
+            f"{', '.join(each.what for each in readings)}"
+        )
+    return chosen
+
+
+def save_as_read(found: Published, reading: Reading, module: Any, folder: Path, target: Backbone) -> None:
+    """Write a drafter, loaded as it is read here, as our folder under a reading."""
+    _save_as_ours(module, folder, target, found.form.family)
+    if reading.changes:
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        config[ENTRY]["settings"].update(reading.changes)
+        path.write_text(json.dumps(config, indent=2) + "\n")
+    if reading.ids:
+        from safetensors.torch import save_file
+
+        from ..drafters.published.weights import TargetParts, weights_of
+
+        by_ids = replace(found, form=replace(found.form, d2t_is_ids=True))
+        save_file(
+            weights_of(by_ids, asdict(module.config), TargetParts.of(target.model)),
+            folder / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+
+
+def _save_as_ours(module: Any, folder: Path, target: Backbone, family: str) -> None:
     """Write a loaded drafter as a drafter folder."""
     from ..drafters.folder import save_draft_model
     from ..trainers.teacher.frozen import saver

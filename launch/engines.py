@@ -67,7 +67,7 @@ def command(form: str, start: Start) -> str:
     Raises:
         RequestError: the engine cannot be started on this target.
     """
-    return "\n".join(f"  {line}" for line in COMMANDS[form](start))
+    return "\n".join(f"  {line}" for line in (COMMANDS | BY_AUTHORS)[form](start))
 
 
 def _vllm(start: Start) -> list[str]:
@@ -145,7 +145,18 @@ def _llama_cpp(start: Start) -> list[str]:
     ]
 
 
-COMMANDS: Mapping[str, Callable[[Start], list[str]]] = {
+def _hydra(start: Start) -> list[str]:
+    """It reads a pickle, which is not ours to write: whoever starts it makes it of the weights."""
+    weights, pickle = (Path(start.folder) / name for name in ("model.safetensors", "hydra_lm_head.pt"))
+    made = (
+        "import torch; from safetensors.torch import load_file; "
+        f"torch.save(load_file({str(weights)!r}), {str(pickle)!r})"
+    )
+    words = ["python", "-m", "hydra.inference.cli", "--model", start.folder, "--base-model", start.target]
+    return [shlex.join(["python", "-c", made]), shlex.join(words)]
+
+
+COMMANDS: dict[str, Callable[[Start], list[str]]] = {
     "vllm": _vllm,
     "speculators": _speculators,
     "sglang": _sglang,
@@ -153,3 +164,5 @@ COMMANDS: Mapping[str, Callable[[Start], list[str]]] = {
     "llama.cpp": _llama_cpp,
 }
 """Serving format -> lines of a shell."""
+BY_AUTHORS: dict[str, Callable[[Start], list[str]]] = {"hydra": _hydra}
+"""The same for the code of a paper's authors, which loads that paper's drafters alone."""

@@ -335,6 +335,8 @@ class ConvertDrafterRequest:
     """Folder or hub name of the target that it was made for, which it is held to."""
     out: Path
     """New folder."""
+    reading: str | None = None
+    """The reading to write it under, as `inspect-drafter` names it; default: as `--drafter` reads it."""
     revision: str | None = None
     """Commit, tag or branch of the target on the hub."""
     trust_remote_code: bool = False

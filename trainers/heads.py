@@ -36,7 +36,12 @@ Reads = Callable[[int], Tensor]
 
 
 def check_no_prefix(medusa: MedusaConfig) -> None:
-    """Raise RequestError where a layer is asked for that Medusa's heads do not have."""
+    """Raise RequestError where a layer is asked for that Medusa's heads do not have, or other parts of Hydra's."""
+    if medusa.as_published:
+        raise RequestError(
+            "medusa.as_published is on, and Medusa's heads are as published already; leave it out, or train with "
+            "method `hydra`"
+        )
     if medusa.prefix:
         raise RequestError(
             "medusa.prefix is on, and Medusa's heads have no layer in front of them; leave it out, "

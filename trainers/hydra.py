@@ -20,6 +20,7 @@ from torch import Tensor
 from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
 from ..drafters.heads.hydra import HydraHeads, reads
+from ..errors import RequestError
 from .heads import HeadsStudent
 from .loop.objective import Batch
 from .losses.terms import check_terms
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt."""
     check_terms(recipe.objective, positions=recipe.medusa.heads, counted_by="medusa.heads")
+    if recipe.medusa.as_published and recipe.medusa.shared_head:
+        raise RequestError(
+            "medusa.as_published is on, whose heads have projections of their own with biases, beside "
+            "medusa.shared_head; leave one of them out"
+        )
     check_not_pruned(recipe.model)
 
 
@@ -49,6 +55,7 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
         layers=medusa.layers,
         shared_head=medusa.shared_head,
         prefix=medusa.prefix,
+        as_published=medusa.as_published,
         ids=drafted_ids(medusa.vocabulary, target, ids),
     )
 

@@ -109,6 +109,10 @@ class MedusaConfig(Section):
     """All heads share the target's own output projection: less memory, less accurate."""
     prefix: bool = False
     """Hydra++: a decoder layer over the target's states in front of the heads; for `hydra` only."""
+    as_published: bool = False
+    """Hydra's heads with what its authors' code has beside: a linear map in place of the identity that passes states
+    on, biases of the projections, and a norm behind the prefix layer. For going on from published heads, and for
+    exports to that code; for `hydra` only."""
     vocabulary: int | None = Field(None, ge=2)
     """Number of tokens that can be drafted, the most frequent labels; at most the target's, and empty: all of them."""
     recompute: bool = False

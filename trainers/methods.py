@@ -400,6 +400,7 @@ _ALL = (
         summary="Hydra or Hydra++ heads on the frozen target",
         family="hydra",
         variants=("hydra++",),
+        sizes=_HEADS | {"as_published": "medusa.as_published"},
     ),
     Method(
         name="bpd",

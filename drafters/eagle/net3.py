@@ -47,6 +47,12 @@ class Eagle3Shape(LayerShape):
     """Whether tokens are embedded by a table of the network's own, as others train some; it is not trained here."""
     norm_before_residual: bool = field(default=False, kw_only=True)
     """Whether the layer adds to the hidden state behind its norm, as some published drafters do."""
+    norm_before_fc: bool = field(default=False, kw_only=True)
+    """Whether the fused states have one norm together, as some published drafters do."""
+    head_norms: bool = field(default=False, kw_only=True)
+    """Whether attention has a norm on every query and key head, as layers of Qwen3 have."""
+    target_hidden: int | None = field(default=None, kw_only=True)
+    """Hidden size of the target where the network is narrower; it then has an embedding of its own."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no network can have."""
@@ -54,18 +60,31 @@ class Eagle3Shape(LayerShape):
         check_sizes(vocabulary=self.vocabulary, draft_vocabulary=self.draft_vocabulary)
         check_parts(len(self.layers), f"{len(self.layers)} fused states")
         check_layers(self.layers)
-        flags = (self.feature_norms, self.norm_before_residual, self.feeds_back_normed, self.own_embedding)
+        of_states = (self.feature_norms, self.norm_before_residual, self.feeds_back_normed, self.norm_before_fc)
+        flags = (*of_states, self.own_embedding, self.head_norms)
         if self.draft_vocabulary > self.vocabulary or any(type(flag) is not bool for flag in flags):
             raise ValueError(
                 f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms, "
-                f"norm_before_residual, output_norm and own_embedding {flags!r:.40}; expected at most as many tokens, "
-                "and true or false"
+                f"norm_before_residual, output_norm, norm_before_fc, own_embedding and head_norms {flags!r:.60}; "
+                "expected at most as many tokens, and true or false"
             )
+        if self.target_hidden is not None:
+            check_sizes(target_hidden=self.target_hidden)
+            if not self.own_embedding:
+                raise ValueError(
+                    f"target_hidden is {self.target_hidden} and own_embedding false; expected an embedding of its own "
+                    "where the target's is of another size"
+                )
 
     @property
     def feeds_back_normed(self) -> bool:
         """Whether an output is behind the last norm already."""
         return self.feature_norms if self.output_norm is None else self.output_norm
+
+    @property
+    def fused(self) -> int:
+        """Numbers of the fused states, F."""
+        return len(self.layers) * (self.target_hidden or self.hidden)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -95,11 +114,11 @@ def fused_layers(count: int) -> tuple[int, int, int]:
 class Eagle3Layer(nn.Module):
     """A Llama layer whose attention reads [norm(embedding), norm(hidden)], twice as wide."""
 
-    def __init__(self, shape: LayerShape) -> None:
+    def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden, shape.eps)
         self.hidden_norm = Norm(shape.hidden, shape.eps)
-        self.self_attn = Attention(shape, 2 * shape.hidden)
+        self.self_attn = Attention(shape, 2 * shape.hidden, query_norm=shape.head_norms)
         self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
         self.mlp = FeedForward(shape)
 
@@ -117,10 +136,12 @@ class Eagle3Net(PairNet):
         super().__init__()
         self.config = config
         H, U = config.hidden, config.draft_vocabulary
-        self.fc = nn.Linear(len(config.layers) * H, H, bias=False)
+        self.fc = nn.Linear(config.fused, H, bias=False)
         self._fc = SharedInputLinears(self, "fc")
+        if config.norm_before_fc:
+            self.input_norm = Norm(config.fused, config.eps)
         if config.feature_norms:
-            self.fc_norm = nn.ModuleList(Norm(H, config.eps) for _ in config.layers)
+            self.fc_norm = nn.ModuleList(Norm(config.target_hidden or H, config.eps) for _ in config.layers)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocabulary, H)
         self.midlayer = Eagle3Layer(config)
@@ -169,6 +190,8 @@ class Eagle3Net(PairNet):
     def fuse(self, features_BNF: Tensor) -> Tensor:
         """The target's states side by side as one hidden state [B, N, H]."""
         features_BNF = features_BNF.to(self.fc.weight.dtype)
+        if self.config.norm_before_fc:
+            features_BNF = self.input_norm(features_BNF)
         if self.config.feature_norms:
             states = features_BNF.chunk(len(self.config.layers), -1)
             normed = [norm(x) for norm, x in zip(self.fc_norm, states, strict=True)]

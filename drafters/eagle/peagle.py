@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from ...decoding.backbone.kv_cache import KVCache
 from ...decoding.on_host import on_host
-from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, embedding_spread
+from ..layers.llama import Attention, FeedForward, Norm, Projected, embedding_spread
 from ..layers.passes import Passes
 from ..layers.sinks import Keys, SunkContext, own_keys
 from ..layers.static import again
@@ -56,10 +56,10 @@ class PeagleShape(Eagle3Shape):
 class DeeperLayer(nn.Module):
     """A Llama layer behind the first one."""
 
-    def __init__(self, shape: LayerShape) -> None:
+    def __init__(self, shape: PeagleShape) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden, shape.eps)
-        self.self_attn = Attention(shape, shape.hidden)
+        self.self_attn = Attention(shape, shape.hidden, query_norm=shape.head_norms)
         self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
         self.mlp = FeedForward(shape)
 
@@ -76,7 +76,7 @@ class PeagleNet(Eagle3Net):
         super().__init__(config, ids)
         self.deeper = nn.ModuleList(DeeperLayer(config) for _ in range(config.decoder_layers - 1))
         # layers of their own and no bare weights: what shards weights gathers those of layers
-        self.mask_hidden = nn.Embedding(1, len(config.layers) * config.hidden)
+        self.mask_hidden = nn.Embedding(1, config.fused)
         self.mask_embedding = nn.Embedding(1, config.hidden)
 
     @classmethod

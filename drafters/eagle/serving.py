@@ -70,6 +70,7 @@ def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:
         RequestError: an engine would hand out other hidden states.
     """
     check_layers(net.config.layers, target.layers, "eagle3.layers")
+    _check_parts(net, "vllm")
     words = _eagle3_words(net.config)
     if not words["norm_output"]:
         # where it is missing engines take false, and SpecForge true: to that one it means a norm in front of the head
@@ -83,6 +84,23 @@ def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:
     return Export(config, net.state_dict())
 
 
+_PARTS = {
+    "head_norms": ("norms of query and key (head_norms)", ("speculators",)),
+    "norm_before_fc": ("one norm of all states (norm_before_fc)", ("vllm", "speculators")),
+    "target_hidden": ("another hidden size than its target (target_hidden)", ("vllm",)),
+}
+"""Parts of some published drafters -> what they are, and the formats that have a word for them and were looked at."""
+
+
+def _check_parts(net: Eagle3Net, form: str) -> None:
+    """Raise RequestError for a part that a format does not hold, or that was not looked at there."""
+    for name, (what, forms) in _PARTS.items():
+        known = () if isinstance(net, PeagleNet) and name != "norm_before_fc" else forms
+        if getattr(net.config, name) and form not in known:
+            instead = f"export it with --format {' or '.join(known)}" if known else "it decodes here, as it is"
+            raise RequestError(f"the drafter has {what}, for which its form in {form} has no place: {instead}")
+
+
 def eagle3_for_sglang(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
     """The native form.
 
@@ -90,6 +108,7 @@ def eagle3_for_sglang(net: Eagle3Net, target: ServedTarget, how: Served) -> Expo
         RequestError: as for `eagle3`; or SGLang would add to another state.
     """
     _check_engine(net, "SGLang")
+    _check_parts(net, "sglang")
     return eagle3(net, target, how)
 
 
@@ -114,6 +133,7 @@ def eagle3_for_tensorrt_llm(net: Eagle3Net, target: ServedTarget, how: Served) -
         RequestError: the engine would hand out other hidden states.
     """
     _check_engine(net, "TensorRT-LLM")
+    _check_parts(net, "tensorrt-llm")
     if 0 in net.config.layers:
         raise RequestError(
             "the drafter fuses the embedding (hidden state 0), which TensorRT-LLM does not hand out; "
@@ -136,6 +156,7 @@ def eagle3_for_llama_cpp(net: Eagle3Net, target: ServedTarget, how: Served) -> E
         raise RequestError(
             "the drafter has eagle3.feature_norms, which llama.cpp would leave out without a word; train one without"
         )
+    _check_parts(net, "llama.cpp")
     if len(net.config.layers) != 3:
         raise RequestError(f"the drafter fuses {len(net.config.layers)} hidden states, and llama.cpp hands out three")
     if not set(target.architectures) & set(LLAMA_CPP_TARGETS):
@@ -153,7 +174,10 @@ def speculators(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
         RequestError: an engine would hand out other hidden states.
     """
     check_layers(net.config.layers, target.layers, "eagle3.layers")
+    _check_parts(net, "speculators")
     llama = llama_words(net.config, target)
+    if net.config.head_norms:
+        llama["model_type"] = "qwen3"
     config = {
         "embed_requires_grad": False,
         **_eagle3_words(net.config),
@@ -191,11 +215,21 @@ def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
     return {
         "draft_vocab_size": shape.draft_vocabulary,
         "norm_before_residual": shape.norm_before_residual,
-        "norm_before_fc": False,
+        "norm_before_fc": shape.norm_before_fc,
+        **({"target_hidden_size": shape.target_hidden} if shape.target_hidden else {}),
         "fc_norm": shape.feature_norms,
         "norm_output": shape.feeds_back_normed,
         **({"embed_requires_grad": True} if shape.own_embedding else {}),
     }
+
+
+def _mask_row(net: PeagleNet, target: ServedTarget) -> int:
+    """The row that holds the mask: of an embedding of the network's own that which is the mask, where one is."""
+    last, mask_1H = target.vocabulary - 1, net.mask_embedding.weight
+    if not net.config.own_embedding or mask_1H.is_meta:
+        return last
+    same = (net.embed_tokens.weight == mask_1H).all(-1).nonzero()
+    return int(same[0]) if len(same) else last
 
 
 def peagle(net: PeagleNet, target: ServedTarget, how: Served) -> Export:
@@ -205,7 +239,7 @@ def peagle(net: PeagleNet, target: ServedTarget, how: Served) -> Export:
         RequestError: an engine would hand out other hidden states.
     """
     made = eagle3(net, target, how)
-    mask = target.vocabulary - 1
+    mask = _mask_row(net, target)
     tensors = dict(made.tensors)
     masks = {name: tensors.pop(f"{name}.weight") for name in ("mask_hidden", "mask_embedding")}
     for name in [name for name in tensors if name.startswith("deeper.")]:

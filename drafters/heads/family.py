@@ -1,6 +1,7 @@
 """What `families.py` names of the families that draft by heads: load, draft while training, serve.
 
 Medusa's heads are served in the shape that vLLM loads: the reference's names, a chain of each head's likeliest token.
+Hydra's go to their authors' code alone.
 
 Read next: `medusa.py`, `hydra.py`, `bpd.py`.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from ...decoding.tree.search import Path as IndexPath
 from ...errors import RequestError
 from ..config import CHAIN_TREE, DrafterConfig
-from ..export import Export, Served, ServedTarget
+from ..export import Export, Served, ServedTarget, without_map
 from ..folder import read_entry
 from ..layers.draft_vocabulary import ids_of
 from ..tree_file import named_tree
@@ -110,3 +112,53 @@ def medusa(heads: MedusaHeads, target: ServedTarget, how: Served) -> Export:
         config["truncated_vocab_size"] = len(ids_U)
         tensors["token_map"] = ids_U
     return Export(config, tensors)
+
+
+def hydra(heads: HydraHeads, target: ServedTarget, _how: Served) -> Export:
+    """The names and words of the authors' own code, which is no serving engine.
+
+    Raises:
+        RequestError: the heads lack a part of theirs; or have what that code would not tell apart.
+    """
+    shape, own = heads.config, without_map(heads)
+    if not shape.as_published or shape.draft_vocabulary is not None:
+        raise RequestError(
+            "the authors' code has a linear map, biases and a norm that these heads lack, and reads no draft "
+            "vocabulary: train heads with medusa.as_published and without medusa.vocabulary"
+        )
+    _check_repeated(heads)
+    step, head = (1, "hydra_lm_head.{}") if shape.prefix is None else (2, "hydra_lm_head.{}.1")
+    tensors = {}
+    for name, tensor in own.items():
+        part, number, *rest = name.split(".")
+        if part == "lm_heads":
+            tensors[".".join([head.format(number), *rest])] = tensor
+        elif part == "prefix":
+            behind = name.removeprefix("prefix.")
+            there = behind if number == "norm" else f"layers.0.{behind}"
+            tensors[f"prefix_embeding_layer.{there}"] = tensor
+        else:
+            at = 0 if rest[0] in ("first", "passed") else 1 + int(rest[2])
+            kind = "res_connection" if rest[0] == "passed" else "linear"
+            tensors[f"hydra_mlp.{number}.{step * (at + 1) - 1}.{kind}.{rest[-1]}"] = tensor
+    config = {
+        "hydra_num_heads": shape.heads,
+        "hydra_num_layers": shape.layers,
+        "hydra_head_arch": "mlp" if shape.prefix is None else "prefix-mlp",
+        "grounded_heads": True,
+        "hidden_state_offset": 0,
+        "base_model_name_or_path": target.path,
+    }
+    return Export(config, tensors)
+
+
+def _check_repeated(heads: HydraHeads) -> None:
+    """Raise RequestError where a head's further blocks differ, of which that code has one, as often as there are."""
+    for k, block in enumerate(heads.blocks, 1):
+        parts = [each.weight for each in cast(Any, block).rest.layers]
+        if any(not each.is_meta and not torch.equal(each, parts[0]) for each in parts):
+            raise RequestError(
+                f"head {k} has {heads.config.layers - 1} blocks behind its first that differ, and the authors' code "
+                "has one block there, run so often: it would read the last of them in all places. Train heads with "
+                "medusa.layers 2 or 1"
+            )

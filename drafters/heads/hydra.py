@@ -18,7 +18,7 @@ that are expanded in turn, E tokens that a step can emit, H hidden size, F numbe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -49,10 +49,18 @@ class HydraShape(MedusaShape):
     """Sizes of the heads, and of the layer before them, where there is one."""
 
     prefix: LayerShape | None = None
+    as_published: bool = field(default=False, kw_only=True)
+    """Whether heads have what the authors' code has beside: a linear map in place of the identity that passes states
+    on, biases of the projections, and a norm behind the layer in front."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no heads can have, or a layer of other states than the heads'."""
         super().__post_init__()
+        if type(self.as_published) is not bool or (self.as_published and self.shared_head):
+            raise ValueError(
+                f"as_published is {self.as_published!r:.20} and shared_head {self.shared_head}; expected true or "
+                "false, and heads with projections of their own where it is true"
+            )
         if self.prefix is not None and self.prefix.hidden != self.hidden:
             raise ValueError(f"the layer before the heads has hidden {self.prefix.hidden}, the heads {self.hidden}")
 
@@ -66,19 +74,25 @@ class HydraShape(MedusaShape):
 class HydraBlock(nn.Module):
     """h + SiLU(W [h; e_1; ...; e_k] + b), then residual blocks; h as it is until it is trained.
 
-    The published code passes h on through a random linear map in place of the identity.
+    The published code passes on a linear map of all that is read, random at first: here it begins as h alone.
     """
 
-    def __init__(self, hidden: int, layers: int, tokens: int) -> None:
+    def __init__(self, hidden: int, layers: int, tokens: int, *, maps: bool = False) -> None:
+        """`maps`: whether what is passed on goes through a linear map."""
         super().__init__()
         self.hidden = hidden
         self.first = nn.Linear((1 + tokens) * hidden, hidden)
         for parameter in self.first.parameters():
             nn.init.zeros_(parameter)
+        self.passed = nn.Linear((1 + tokens) * hidden, hidden) if maps else None
+        if self.passed is not None:
+            nn.init.eye_(self.passed.weight)
+            nn.init.zeros_(self.passed.bias)
         self.rest = ResidualBlock(hidden, layers - 1)
 
     def forward(self, given_XF: Tensor) -> Tensor:
-        return self.rest(given_XF[..., : self.hidden] + F.silu(self.first(given_XF)))
+        passed_XH = given_XF[..., : self.hidden] if self.passed is None else self.passed(given_XF)
+        return self.rest(passed_XH + F.silu(self.first(given_XF)))
 
 
 class HydraHeads(MedusaHeads):
@@ -92,7 +106,7 @@ class HydraHeads(MedusaHeads):
     def __init__(self, config: HydraShape, ids: Sequence[int] | None = None) -> None:
         """As `MedusaHeads`."""
         super().__init__(config, ids)
-        self.prefix = None if config.prefix is None else PrefixLayer(config.prefix)
+        self.prefix = None if config.prefix is None else PrefixLayer(config.prefix, normed=config.as_published)
         self.family = "hydra" if config.prefix is None else "hydra++"
 
     @classmethod
@@ -109,6 +123,7 @@ class HydraHeads(MedusaHeads):
         layers: int = 1,
         shared_head: bool = False,
         prefix: bool = False,
+        as_published: bool = False,
         ids: Sequence[int] | None = None,
     ) -> Self:
         """As `MedusaHeads`, with a layer of the target's sizes before the heads if there is to be one."""
@@ -116,14 +131,16 @@ class HydraHeads(MedusaHeads):
         weight_VH = scaled_weight(target)
         V, H = weight_VH.shape
         layer = LayerShape.of(model.config) if prefix else None
-        shape = HydraShape(heads, layers, H, V, shared_head, layer, draft_vocabulary=count_of(ids))
+        shape = HydraShape(
+            heads, layers, H, V, shared_head, layer, draft_vocabulary=count_of(ids), as_published=as_published
+        )
         made = cls(shape, ids)
         copy_projection(made.lm_heads, rows_at(weight_VH, ids))
         return made
 
     def block(self, k: int) -> nn.Module:
         """What head k, counted from 1, computes before its projection."""
-        return HydraBlock(self.config.hidden, self.config.layers, tokens=k)
+        return HydraBlock(self.config.hidden, self.config.layers, tokens=k, maps=self.config.as_published)
 
     def forward(self, hidden_XH: Tensor, embeds: Sequence[Tensor] = ()) -> Tensor:
         """[..., H] and the embeddings of the K tokens after -> [..., K, H], text being known."""
@@ -292,11 +309,13 @@ class PrefixLayer(EagleLayer):
     """A Llama layer of the target's sizes, without biases; it passes h on until it is trained.
 
     The published code has one more norm after the layer, which heads that begin as copies of the
-    target's projection would have to unlearn.
+    target's projection have to unlearn.
     """
 
-    def __init__(self, shape: LayerShape) -> None:
+    def __init__(self, shape: LayerShape, *, normed: bool = False) -> None:
+        """`normed`: whether there is a norm behind the layer."""
         super().__init__(shape)
+        self.norm = Norm(shape.hidden, shape.eps) if normed else None
         self.input_layernorm = Norm(shape.hidden, shape.eps)
         self.rotary = Rotary(shape)
         for last in (self.self_attn.o_proj, self.mlp.down_proj):
@@ -328,4 +347,5 @@ class PrefixLayer(EagleLayer):
         else:
             seen = Passes(documents_BN, attention.group).first(attention.project(read_BNH, turn))
             hidden_BNH = hidden_BNH + attention.joined(seen)
-        return hidden_BNH + self.mlp(self.post_attention_layernorm(hidden_BNH))
+        hidden_BNH = hidden_BNH + self.mlp(self.post_attention_layernorm(hidden_BNH))
+        return hidden_BNH if self.norm is None else self.norm(hidden_BNH)

@@ -125,7 +125,8 @@ class Heads(nn.Module, ABC):
             return [head] * self.config.heads
         only, own = None if ids is None else common(own_U, ids), cast("Sequence[nn.Linear]", self.lm_heads)
         return [
-            DraftHead(each, vocabulary, own=own_U, only=only, product=Projection(each.weight).product) for each in own
+            DraftHead(each, vocabulary, own=own_U, only=only, product=Projection(each.weight, each.bias).product)
+            for each in own
         ]
 
 
@@ -197,16 +198,16 @@ def empty_heads(config: Any) -> nn.ModuleList:
     device = torch.get_default_device()  # which `skip_init` does not look at
     return nn.ModuleList(
         # at once overwritten: to draw random weights first takes seconds for a large vocabulary
-        nn.utils.skip_init(nn.Linear, config.hidden, rows, bias=False, device=device)
+        nn.utils.skip_init(nn.Linear, config.hidden, rows, bias=getattr(config, "as_published", False), device=device)
         for _ in range(count)
     )
 
 
 def copy_projection(lm_heads: nn.ModuleList, weight_VH: Tensor) -> None:
-    """Start every head with the target's own projection."""
+    """Start every head with the target's own projection, and no bias."""
     with torch.no_grad():
-        for parameter in lm_heads.parameters():
-            parameter.copy_(weight_VH)
+        for name, parameter in lm_heads.named_parameters():
+            parameter.copy_(weight_VH if name.endswith("weight") else torch.zeros_like(parameter))
 
 
 class HeadsOnTree(ABC):

@@ -107,7 +107,8 @@ class Projected(NamedTuple):
 class Attention(nn.Module):
     """Llama's grouped attention without biases; what it reads may be wider than what it writes."""
 
-    def __init__(self, shape: LayerShape, width: int) -> None:
+    def __init__(self, shape: LayerShape, width: int, *, query_norm: bool = False) -> None:
+        """`query_norm`: a norm on every query and key head, before they are turned, as Qwen3's layers have."""
         super().__init__()
         self.head_size, self.group = shape.head_size, shape.heads // shape.kv_heads
         self.q_proj = nn.Linear(width, shape.heads * shape.head_size, bias=False)
@@ -116,6 +117,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.hidden, bias=False)
         self._query_key_value = SharedInputLinears(self, "q_proj", "k_proj", "v_proj")
         self._out = SharedInputLinears(self, "o_proj")
+        self.q_norm = Norm(shape.head_size, shape.eps) if query_norm else None
+        self.k_norm = Norm(shape.head_size, shape.eps) if query_norm else None
 
     def forward(
         self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, kv_cache: KVCache | None, layer: int = 0
@@ -128,6 +131,8 @@ class Attention(nn.Module):
 
     def project(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:
         """Queries, keys and values; `turn` is what `Rotary` gives for the positions."""
+        if self.q_norm is not None:
+            return self._by_heads(x_BNX, turn)
         shape = (*x_BNX.shape[:2], -1, self.head_size)
         joined = self._query_key_value.joined(x_BNX)
         if joined is not None:  # in one row: queries and keys are turned together
@@ -140,6 +145,19 @@ class Attention(nn.Module):
             G = key.shape[1]
             return Projected(both[:, :-G], both[:, -G:], value)
         return Projected(turned(query, turn), turned(key, turn), value)
+
+    def _by_heads(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:
+        """As `project`: queries and keys normed, where there are norms, before they are turned."""
+        shape = (*x_BNX.shape[:2], -1, self.head_size)
+        query, key, value = (each.view(shape) for each in self._query_key_value(x_BNX))
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        return Projected(
+            self._turned(query.transpose(1, 2), turn), self._turned(key.transpose(1, 2), turn), value.transpose(1, 2)
+        )
+
+    def _turned(self, x_BGND: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        return turned(x_BGND, turn)
 
     def joined(self, out_BQND: Tensor, read_BNX: Tensor | None = None) -> Tensor:
         """The heads' outputs side by side, projected to [B, N, H]; a gate would read `x_BNX` of `project` again."""

@@ -76,26 +76,18 @@ class MtpAttention(Attention):
     """Attention of an MTP module's layer."""
 
     def __init__(self, shape: MtpShape) -> None:
-        super().__init__(shape, shape.hidden)
+        super().__init__(shape, shape.hidden, query_norm=shape.query_norm)
         self._rotary = shape.rotary
         if shape.bias:
             for name in ("q_proj", "k_proj", "v_proj"):
                 plain: nn.Linear = getattr(self, name)
                 setattr(self, name, nn.Linear(plain.in_features, plain.out_features))
-        self.q_norm = Norm(shape.head_size, shape.eps) if shape.query_norm else None
-        self.k_norm = Norm(shape.head_size, shape.eps) if shape.query_norm else None
         width = shape.heads * shape.head_size
         self.gate_proj = nn.Linear(shape.hidden, width, bias=False) if shape.gated else None
 
     def project(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:
-        """As of `Attention`; queries and keys normed before they are turned."""
-        shape = (*x_BNX.shape[:2], -1, self.head_size)
-        query, key, value = (each.view(shape) for each in self._query_key_value(x_BNX))
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        return Projected(
-            self._turned(query.transpose(1, 2), turn), self._turned(key.transpose(1, 2), turn), value.transpose(1, 2)
-        )
+        """As of `Attention`, of a part of each head turned."""
+        return self._by_heads(x_BNX, turn)
 
     def _turned(self, x_BGND: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         if self._rotary == self.head_size:

@@ -80,6 +80,7 @@ def _some(pattern: str, files: Files) -> bool:
 _NEVER_READ: Names = ((r"verifier_(norm|lm_head)\..*", None), (r".*rotary_emb\.inv_freq", None))
 _ATTENTION = r"self_attn\.[qkvo]_proj\.weight"
 _LAYER = rf"({_ATTENTION}|mlp\.(?:gate|up|down)_proj\.weight|[a-z_]*norm\.weight)"
+_NORMED_LAYER = _LAYER.replace("(", r"(self_attn\.[qk]_norm\.weight|", 1)
 _FIRST = r"(?:midlayer|layers\.0)"
 _TARGETS = {"embed_tokens.weight": "embedding"}
 
@@ -100,8 +101,11 @@ _EAGLE3 = PublishedForm(
     family="eagle3",
     settings=sizes.eagle3,
     has=(r"fc\.weight", rf"{_FIRST}\.hidden_norm\.weight", rf"{_FIRST}\.self_attn\.q_proj\.weight"),
-    lacks=(r"mask_hidden", r"layers\.1\..*"),
-    names=((rf"{_FIRST}\.{_LAYER}", r"midlayer.\1"), (r"((?:fc|norm|lm_head|fc_norm\.\d+)\.weight|d2t|t2d)", r"\1")),
+    lacks=(r"mask_hidden",),
+    names=(
+        (rf"{_FIRST}\.{_NORMED_LAYER}", r"midlayer.\1"),
+        (r"((?:fc|norm|lm_head|input_norm|fc_norm\.\d+)\.weight|d2t|t2d)", r"\1"),
+    ),
     copies=_TARGETS,
     remade="of_eagle3",
     states="fused",
@@ -116,7 +120,7 @@ _PEAGLE = replace(
     lacks=(),
     names=(
         *_EAGLE3.names,
-        (rf"layers\.(\d+)\.{_LAYER}", r"layers.\1.\2"),  # numbered from 1, and renumbered when remade
+        (rf"layers\.(\d+)\.{_NORMED_LAYER}", r"layers.\1.\2"),  # numbered from 1, and renumbered when remade
         (r"mask_hidden", "mask_hidden.weight"),
     ),
     remade="of_peagle",
@@ -182,6 +186,33 @@ _MEDUSA = PublishedForm(
     remade="of_medusa",
     d2t_is_ids=True,
 )
+_HYDRA = PublishedForm(
+    title="Hydra",
+    family="hydra",
+    settings=sizes.hydra,
+    has=(r"hydra_mlp\.0\.\d+\.linear\.weight", r"hydra_lm_head\.0.*\.weight"),
+    lacks=(r"prefix_embeding_layer\..*",),
+    names=(
+        (r"hydra_mlp\.(\d+)\.(\d+)\.res_connection\.(weight|bias)", r"blocks.\1.passed.\3"),
+        (r"hydra_mlp\.(\d+)\.(\d+)\.linear\.(weight|bias)", r"blocks.\1.\2.\3"),  # numbered anew when remade
+        (r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)", r"lm_heads.\1.\2"),
+    ),
+    copies={"input_embed_fn.weight": "embedding"},
+    remade="of_hydra",
+)
+_HYDRA_PLUS = replace(
+    _HYDRA,
+    title="Hydra++",
+    family="hydra++",
+    has=(*_HYDRA.has, r"prefix_embeding_layer\.layers\.0\.self_attn\.q_proj\.weight"),
+    lacks=(),
+    names=(
+        *_HYDRA.names,
+        (r"prefix_embeding_layer\.embed_tokens\.weight", None),  # it is given states, and embeds nothing
+        (rf"prefix_embeding_layer\.layers\.0\.{_LAYER}", r"prefix.\1"),
+        (r"prefix_embeding_layer\.norm\.weight", "prefix.norm.weight"),
+    ),
+)
 _MTP = PublishedForm(
     title="MTP of speculators",
     family="mtp",
@@ -222,7 +253,10 @@ _PARD = PublishedForm(
     lacks=(r"fc\.weight", r"mask_hidden"),
     says=("pard_token",),
 )
-FORMS = (_EAGLE, _EAGLE3, _PEAGLE, _DFLASH, _DSPARK, _DFLASH2, _MEDUSA, _MTP, _MTP_MIMO, _MTP_EXAONE, _PARD)
+FORMS = (
+    *(_EAGLE, _EAGLE3, _PEAGLE, _DFLASH, _DSPARK, _DFLASH2),
+    *(_MEDUSA, _HYDRA, _HYDRA_PLUS, _MTP, _MTP_MIMO, _MTP_EXAONE, _PARD),
+)
 """No folder fits two of them."""
 
 
@@ -262,7 +296,14 @@ def published(folder: Path) -> Published | None:
 
 OURS = "draftsmith"
 """The entry of a config that we wrote."""
-_WORDS = ("medusa_num_heads", "draft_vocab_size", "dflash_config", "eagle_config", "speculators_model_type")
+_WORDS = (
+    "medusa_num_heads",
+    "hydra_num_heads",
+    "draft_vocab_size",
+    "dflash_config",
+    "eagle_config",
+    "speculators_model_type",
+)
 
 
 def _of_a_drafter(files: Files) -> bool:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .forms import Published
+from .forms import Published, need_tensors
 from .sizes import FUSED
+from .weights import choices, tensor_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Reading:
     """Why, or by whom, it is read so."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Of our settings."""
+    ids: bool = False
+    """Whether the draft vocabulary's map holds the ids themselves, where offsets fit as well."""
 
 
 def readings_of(found: Published, settings: Mapping[str, Any], target: Any) -> list[Reading]:
@@ -39,6 +42,8 @@ def readings_of(found: Published, settings: Mapping[str, Any], target: Any) -> l
         Reading("as it is read here", _source(found)),
         *_of_states(settings, int(own.num_hidden_layers)),
         *_of_flags(found, settings),
+        *_of_slots(found, settings),
+        *_of_map(found, int(own.vocab_size)),
         *_of_positions(found, settings, own),
     ]
 
@@ -79,6 +84,23 @@ def _of_flags(found: Published, settings: Mapping[str, Any]) -> list[Reading]:
         before = "states in front of the last norm, as speculators trains"
         made.append(Reading("state before", before, {"state": "before"}))
     return made
+
+
+def _of_slots(found: Published, settings: Mapping[str, Any]) -> list[Reading]:
+    """A shift by one: whether the first slot drafts already, where no word says so."""
+    if "layout" not in settings or found.files.word("sample_from_anchor") is not None:
+        return []
+    other = "fill-in" if settings["layout"] == "anchor-first" else "anchor-first"
+    return [Reading(f"layout {other}", "readers differ where sample_from_anchor is missing", {"layout": other})]
+
+
+def _of_map(found: Published, vocabulary: int) -> list[Reading]:
+    """The ids themselves in place of offsets, where both fit and no `t2d` tells."""
+    names = need_tensors(found)
+    if "d2t" not in names or "t2d" in names:
+        return []
+    fitting = choices(found.form, tensor_of(found, names["d2t"]).long(), None, vocabulary)
+    return [Reading("d2t as ids", "writers that put the ids there", ids=True)] * (len(fitting) > 1)
 
 
 def _of_positions(found: Published, settings: Mapping[str, Any], target: Any) -> list[Reading]:

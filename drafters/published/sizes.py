@@ -8,7 +8,9 @@ refused by its word. Read next: `forms.py`, which form takes which function.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +19,17 @@ from .files import Files
 
 FUSED = ("2", "L//2", "L-3")
 """The hidden states that EAGLE-3 reads where its config does not say: of a target of L layers, in every engine."""
+OF_TARGET = "the target's"
+"""Sizes of a layer that no word and no tensor says, as the layer is a copy of the target's."""
 _AUX = "eagle_aux_hidden_state_layer_ids"
 
 
 def resolved(settings: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Settings whose hidden states are numbers, for a target of that `transformers` config."""
+    """Settings whose hidden states and sizes are numbers, for a target of that `transformers` config."""
+    if settings.get("prefix") == OF_TARGET:
+        from ..layers.llama import LayerShape
+
+        return settings | {"prefix": asdict(LayerShape.of(config))}
     if settings.get("layers") != [*FUSED]:
         return settings
     count = int(config.get_text_config(decoder=True).num_hidden_layers)
@@ -32,10 +40,12 @@ def identity_of(files: Files) -> tuple[int, int | None]:
     """Hidden size and vocabulary of the target that a drafter was made for; None where it is not said."""
     words = files.layer
     if "hidden_size" not in words:
-        first = next(name for name in ("0.0.linear.weight", "blocks.0.layers.0.weight") if name in files.heads)
-        return files.shape(first)[0], words.get("vocab_size", _medusa_rows(files))
+        known = ("0.0.linear.weight", "blocks.0.layers.0.weight", "hydra_lm_head.0.weight", "hydra_lm_head.0.1.weight")
+        first = next(name for name in known if name in files.heads)
+        return files.shape(first)[1], words.get("vocab_size", _medusa_rows(files))
     table = files.heads.get("embed_tokens.weight")
-    return int(words["hidden_size"]), words.get("vocab_size", None if table is None else table.shape[0])
+    wide = files.config.get("target_hidden_size")
+    return int(wide or words["hidden_size"]), words.get("vocab_size", None if table is None else table.shape[0])
 
 
 def eagle(files: Files) -> dict[str, Any]:
@@ -47,22 +57,29 @@ def eagle(files: Files) -> dict[str, Any]:
 
 def eagle3(files: Files) -> dict[str, Any]:
     """Of EAGLE-3's network."""
-    own = layer_sizes(files)
-    _refuse(files, "norm_before_fc", of="a norm in front of fc")
+    own = layer_sizes(files, wide=files.config.get("target_hidden_size"))
+    _check_attention(files)
     _refuse(files, "scale_embedding", of="a scale of the embedding")
+    if "mask_hidden" not in files.heads and any(name.startswith("layers.1.") for name in files.heads):
+        raise _cannot(files, "several layers and no mask (layers.1)")
     vocabulary = int(files.layer["vocab_size"])
     head = files.heads.get("lm_head.weight")
     drafted = vocabulary if head is None else head.shape[0]
     norms = any(name.startswith("fc_norm.") for name in files.heads)
-    flags = {"norm_before_residual": True} if files.word("norm_before_residual") else {}
-    if files.word("embed_requires_grad") is True and "embed_tokens.weight" in files.heads:
+    flags = {name: True for name in ("norm_before_residual", "norm_before_fc") if files.word(name)}
+    if any(name.endswith("self_attn.q_norm.weight") for name in files.heads):
+        flags["head_norms"] = True
+    wide = _wider(files, own["hidden"])
+    if wide or (files.word("embed_requires_grad") is True and "embed_tokens.weight" in files.heads):
         flags["own_embedding"] = True
-    # in the native form without norms of states the word is SpecForge's, and means the norm in front of the head
-    fed_back = bool(files.word("norm_output")) and (norms or files.by_speculators)
+    # alone, in the native form, the word is SpecForge's, which has none of the others: the norm in front of the head
+    of_engines = norms or files.by_speculators or files.word("norm_before_residual") is not None
+    fed_back = bool(files.word("norm_output")) and of_engines
     if fed_back != norms:
         flags["output_norm"] = fed_back
     return own | {
-        "layers": _fused(files, own["hidden"]),
+        "layers": _fused(files, wide or own["hidden"]),
+        **({"target_hidden": wide} if wide else {}),
         "vocabulary": vocabulary,
         "draft_vocabulary": drafted,
         "feature_norms": norms,
@@ -153,6 +170,26 @@ def medusa(files: Files) -> dict[str, Any]:
     }
 
 
+def hydra(files: Files) -> dict[str, Any]:
+    """Of Hydra's heads, counted; the layer in front of Hydra++'s is of the target's sizes."""
+    if not any(".res_connection." in name for name in files.heads):
+        raise _cannot(files, "heads that do not see the tokens in front of theirs (grounded_heads false)")
+    if offset := files.word("hidden_state_offset", default=0):
+        raise _cannot(files, f"heads on a hidden state {offset} in front of the last (hidden_state_offset)")
+    places = [re.fullmatch(r"hydra_mlp\.(\d+)\.\d+\.linear\.weight", name) for name in files.heads]
+    counts = Counter(int(match[1]) for match in places if match)
+    hidden, vocabulary = identity_of(files)
+    prefix = any(name.startswith("prefix_embeding_layer.") for name in files.heads)
+    return {
+        "heads": len(counts),
+        "layers": counts[0],
+        "hidden": hidden,
+        "vocabulary": vocabulary,
+        "prefix": OF_TARGET if prefix else None,
+        "as_published": True,
+    }
+
+
 def mtp(files: Files) -> dict[str, Any]:
     """Of an MTP module."""
     own = layer_sizes(files)
@@ -173,15 +210,37 @@ def mtp_of_mimo(files: Files) -> dict[str, Any]:
     return mtp(files) | {"blank_first": True}
 
 
-def layer_sizes(files: Files) -> dict[str, Any]:
-    """The fields of `LayerShape`: the drafter's own, which need not be the target's."""
+def _wider(files: Files, hidden: int) -> int | None:
+    """The target's hidden size, where the drafter is narrower; None: it is as wide.
+
+    Raises:
+        RequestError: it has no embedding of its own, or does not read states of that size.
+    """
+    wide = files.config.get("target_hidden_size")
+    if wide in (None, hidden):
+        return None
+    if files.shape("fc.weight")[1] % int(wide) or "embed_tokens.weight" not in files.heads:
+        raise _cannot(files, _narrower(hidden, wide))
+    return int(wide)
+
+
+def _narrower(hidden: int, wide: Any) -> str:
+    return f"hidden_size {hidden} beside a target of {wide} (target_hidden_size)"
+
+
+def layer_sizes(files: Files, *, wide: int | None = None) -> dict[str, Any]:
+    """The fields of `LayerShape`: the drafter's own, which need not be the target's.
+
+    Args:
+        wide: the hidden size that its target may have beside the drafter's.
+    """
     from ..layers.rope import PLAIN_THETA, rope_words, scaling_in
 
     words = files.layer
     hidden, heads = int(words["hidden_size"]), int(words["num_attention_heads"])
-    wide = files.config.get("target_hidden_size")
-    if wide not in (None, hidden):
-        raise _cannot(files, f"hidden_size {hidden} beside a target of {wide} (target_hidden_size)")
+    theirs = files.config.get("target_hidden_size")
+    if theirs not in (None, hidden, wide):
+        raise _cannot(files, _narrower(hidden, theirs))
     if words.get("hidden_act", "silu") not in ("silu", "swish"):
         raise _cannot(files, f"the activation {words['hidden_act']!r}")
     positions = SimpleNamespace(
@@ -232,7 +291,8 @@ def _states_of_block(files: Files, hidden: int, decoder_layers: int) -> list[int
 
 def _check_attention(files: Files) -> None:
     """Raise RequestError for layers that do not see the whole text."""
-    kinds = {*(files.layer.get("layer_types") or ())} - {"full_attention"}
+    own = files.layer.get("layer_types") or ()
+    kinds = {*own[: files.layer.get("num_hidden_layers")]} - {"full_attention"}
     if kinds or files.word("use_swa"):
         raise _cannot(files, f"attention over a window ({', '.join(sorted(map(str, kinds))) or 'use_swa'})")
 
@@ -244,7 +304,8 @@ def _is_dspark(files: Files) -> bool:
 
 def _medusa_rows(files: Files) -> int | None:
     """Rows of the first head's own projection."""
-    match = [name for name in files.heads if re.fullmatch(r"0\.\d+\.weight|lm_heads\.0\.weight|lm_head\.weight", name)]
+    known = r"0\.\d+\.weight|lm_heads\.0\.weight|lm_head\.weight|hydra_lm_head\.0\.(1\.)?weight"
+    match = [name for name in files.heads if re.fullmatch(known, name)]
     return files.shape(match[0])[0] if match else None
 
 

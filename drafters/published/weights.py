@@ -9,6 +9,7 @@ Shapes: V vocabulary, U tokens of it that can be drafted, H hidden size, R rank,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from ...storage import read_tensors
 from ..layers.draft_vocabulary import is_choice
 from ..projection import Shaping
 from .files import REMEDY
-from .forms import Published, need_tensors
+from .forms import Published, PublishedForm, need_tensors
 from .sizes import mask_id
 
 _RELATIVE, _ABSOLUTE = 0.02, 1e-3
@@ -65,9 +66,9 @@ def weights_of(found: Published, settings: dict[str, Any], target: TargetParts) 
     _check_biases(found, names)
     _check_shaping(found, target)
     _check_last(found, settings, target)
-    ours = {ours: _read(found, theirs) for ours, theirs in names.items()}
+    ours = {ours: tensor_of(found, theirs) for ours, theirs in names.items()}
     if settings.get("own_embedding"):
-        ours["embed_tokens.weight"] = _read(found, "embed_tokens.weight")
+        ours["embed_tokens.weight"] = tensor_of(found, "embed_tokens.weight")
     making = _Making(found, settings, target, ours)
     _check_copies(making)
     remade = found.form.remade
@@ -88,7 +89,8 @@ class _Making:
         return self.found.files.folder
 
 
-def _read(found: Published, name: str) -> Tensor:
+def tensor_of(found: Published, name: str) -> Tensor:
+    """A tensor by its name there, without a prefix; fractions in fp32."""
     file, stored = found.files.stored[name]
     (tensor,) = read_tensors(file, remedy=REMEDY, only=lambda each: each == stored).values()
     return tensor.float() if tensor.is_floating_point() else tensor
@@ -97,7 +99,7 @@ def _read(found: Published, name: str) -> Tensor:
 def _check_biases(found: Published, names: dict[str, str]) -> None:
     """Raise RequestError for a bias that says something, and that the form does not read."""
     for name in found.files.heads:
-        if name.endswith(".bias") and name not in names.values() and bool(_read(found, name).any()):
+        if name.endswith(".bias") and name not in names.values() and bool(tensor_of(found, name).any()):
             raise RequestError(
                 f"{found.files.folder} is a drafter in the form of {found.form.title} with a bias ({name}), which no "
                 "network here has at that place: read without it, it would draft nonsense"
@@ -156,7 +158,7 @@ def _check_copies(making: _Making) -> None:
         if part == "head" and ids_U is not None:
             own_VH = own_VH[ids_U]
         skipped = _mask_of(found) if part == "embedding" else None
-        _check_same(found, name, _read(found, name), own_VH, skipped)
+        _check_same(found, name, tensor_of(found, name), own_VH, skipped)
 
 
 def _check_same(found: Published, name: str, theirs_VH: Tensor, own_VH: Tensor, skipped: int | None) -> None:
@@ -186,7 +188,7 @@ def _mask_row(making: _Making) -> Tensor:
     """The embedding of the mask, [1, H]: of the folder's own table, or the target's."""
     files, mask = making.found.files, mask_id(making.found.files)
     own = "embed_tokens.weight" in files.heads
-    table_VH = _read(making.found, "embed_tokens.weight") if own else making.target.embedding().detach()
+    table_VH = tensor_of(making.found, "embed_tokens.weight") if own else making.target.embedding().detach()
     if not 0 <= mask < len(table_VH):
         raise RequestError(
             f"{files.folder / 'config.json'} says that the mask is token {mask}, and the embedding has "
@@ -209,16 +211,20 @@ def _drafted(making: _Making) -> Tensor | None:
     """
     if not making.settings.get("draft_vocabulary") or "d2t" not in making.ours:
         return None
-    V, said_U = len(making.target.embedding()), making.ours["d2t"].long()
-    readings = [said_U] if making.found.form.d2t_is_ids else [said_U + torch.arange(len(said_U)), said_U]
-    known_V = making.ours.get("t2d")
-    for ids_U in readings:
-        if is_choice(ids_U, V) and (known_V is None or torch.equal(known_V.nonzero()[:, 0], ids_U.sort().values)):
-            return ids_U
+    V, known_V = len(making.target.embedding()), making.ours.get("t2d")
+    if fitting := choices(making.found.form, making.ours["d2t"].long(), known_V, V):
+        return fitting[0]
     raise RequestError(
         f"{making.folder} holds a draft vocabulary (d2t{' and t2d' * (known_V is not None)}) that is no choice of the "
         f"target's {V:,} tokens, each once, neither as offsets nor as ids; the folder is damaged, or of another target"
     )
+
+
+def choices(form: PublishedForm, said_U: Tensor, known_V: Tensor | None, V: int) -> list[Tensor]:
+    """The target ids that a map can mean: of its entries as offsets first, where the form has them, then as ids."""
+    readings = [said_U] if form.d2t_is_ids else [said_U + torch.arange(len(said_U)), said_U]
+    found = [ids_U for ids_U in readings if is_choice(ids_U, V)]
+    return [ids_U for ids_U in found if known_V is None or torch.equal(known_V.nonzero()[:, 0], ids_U.sort().values)]
 
 
 def _offsets(ids_U: Tensor) -> Tensor:
@@ -291,6 +297,22 @@ def _of_medusa(making: _Making) -> Weights:
     return made if ids_U is None else made | {"d2t": _offsets(ids_U)}
 
 
+def _of_hydra(making: _Making) -> Weights:
+    """Blocks stand between places for dropout, or do not: the first of a head is the one that reads tokens."""
+    made = dict(making.ours)
+    places: dict[str, list[int]] = {}
+    for match in (re.fullmatch(r"blocks\.(\d+)\.(\d+)\.weight", name) for name in making.ours):
+        if match:
+            places.setdefault(match[1], []).append(int(match[2]))
+    for head, numbers in places.items():
+        for rank, number in enumerate(sorted(numbers)):
+            there = f"blocks.{head}.first" if rank == 0 else f"blocks.{head}.rest.layers.{rank - 1}"
+            for part in ("weight", "bias"):
+                if (name := f"blocks.{head}.{number}.{part}") in made:
+                    made[f"{there}.{part}"] = made.pop(name)
+    return made
+
+
 def _of_mimo(making: _Making) -> Weights:
     """Its projection reads the hidden state in front of the embedding."""
     return making.ours | {"fc.weight": making.ours["fc.weight"].roll(making.settings["hidden"], 1)}
@@ -303,5 +325,6 @@ _REMADE: dict[str, Callable[[_Making], Weights]] = {
     "of_block": _of_block,
     "of_dspark": _of_dspark,
     "of_medusa": _of_medusa,
+    "of_hydra": _of_hydra,
     "of_mimo": _of_mimo,
 }

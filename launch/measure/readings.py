@@ -8,8 +8,7 @@ Shapes: P prompts.
 
 from __future__ import annotations
 
-import json
-import shutil
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +20,9 @@ from ...data.prompts import load_prompts, render
 from ...decoding.backbone.loading import load_target
 from ...decoding.engine import generate
 from ...decoding.sampling import Warper
-from ...drafters.folder import read_settings
-from ...drafters.published.readings import Reading, readings_of
+from ...drafters.published.readings import Reading
 from ...drafters.registry import load_drafter
-from ..convert import need_published, save_as_ours
+from ..convert import need_published, readings_for, save_as_read
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,30 +44,20 @@ def run_inspect_drafter(request: InspectDrafterRequest, folder: Path, console: C
     """
     found = need_published(folder, request.target)
     target = load_target(request.target, revision=request.revision, trust_remote_code=request.trust_remote_code)
-    _, settings = read_settings(folder, target, found.form.family)
-    readings = readings_of(found, settings, target.model.config)
+    readings = readings_for(found, target)
     prompts = load_prompts(request.prompts, limit=request.limit)
     tokens = [render(each, target.tokenizer, limit=request.prompt_tokens) for each in prompts]
     drafter: Any = load_drafter(folder, target)
-    with tempfile.TemporaryDirectory() as place:
-        save_as_ours(drafter.module, Path(place) / "read", target, found.form.family)
-        rates = [_rates(_as_read(Path(place), each), target, tokens, request.max_new_tokens) for each in readings]
+    rates = []
+    for each in readings:
+        with tempfile.TemporaryDirectory() as place:
+            save_as_read(found, each, drafter.module, Path(place), target)
+            rates.append(_rates(Path(place), target, tokens, request.max_new_tokens))
     rows = [("reading", "accepted/call", "whose")]
     rows += [(each.what, _shown(rate), each.source) for each, rate in zip(readings, rates, strict=True)]
     for row in rows:
         console.print("{:34} {:>14}  {}".format(*row), markup=False, soft_wrap=True)
     return verdict(readings, rates)
-
-
-def _as_read(place: Path, reading: Reading) -> Path:
-    """The folder under a reading."""
-    folder = Path(tempfile.mkdtemp(dir=place))
-    shutil.copytree(place / "read", folder, dirs_exist_ok=True)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config["draftsmith"].setdefault("settings", {}).update(reading.changes)
-    path.write_text(json.dumps(config))
-    return folder
 
 
 def _rates(folder: Path, target: Backbone, prompts: Sequence[list[int]], longest: int) -> np.ndarray[Any, Any]:
@@ -80,7 +68,6 @@ def _rates(folder: Path, target: Backbone, prompts: Sequence[list[int]], longest
             target, drafter, [tokens], warper=Warper(0.0), max_new_tokens=longest, eos_ids=sorted(target.eos_ids)
         )
         made.append(out.origin[0].count("draft") / max(out.target_calls, 1))
-    shutil.rmtree(folder)
     return np.array(made)
 
 
@@ -97,10 +84,11 @@ def verdict(readings: Sequence[Reading], rates: Sequence[np.ndarray[Any, Any]]) 
         return f"acceptance does not tell {readings[best].what} from {', '.join(unsure)}: measure on more --limit"
     if best == 0:
         return "acceptance supports the drafter as it is read here"
-    changes = ", ".join(f"{name} {value}" for name, value in readings[best].changes.items())
+    found = readings[best]
+    changes = ", ".join(f"{name} {value}" for name, value in found.changes.items())
     return (
-        f"acceptance supports another reading: {readings[best].what} ({readings[best].source}). Write it as our "
-        f"folder by convert-drafter, and set there in config.json: {changes}"
+        f"acceptance supports another reading: {found.what} ({found.source}){changes and ', with '}{changes}. Write "
+        f"it as our folder so: convert-drafter --reading {shlex.quote(found.what)}"
     )
 
 

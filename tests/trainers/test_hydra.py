@@ -43,17 +43,22 @@ def hand_made() -> Batch:
     }
 
 
-@pytest.mark.parametrize(("shared", "prefix"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("shared", "prefix", "published"),
+    [(False, False, False), (True, False, False), (False, True, False), (False, True, True)],
+)
 @pytest.mark.parametrize(
     "objective", [PAPER.model_copy(update={"chunk": 3}), ObjectiveConfig(kl=0.7, ce=0.3, temperature=2.0, chunk=64)]
 )
-def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool, prefix: bool) -> None:
+def test_the_loss_is_the_plain_formula(
+    objective: ObjectiveConfig, shared: bool, prefix: bool, published: bool
+) -> None:
     """Head k reads h_t and E(x_{t+1}) to E(x_{t+k}), t and t+k+1 being in one document.
 
     With a layer in front it reads the layer's output there, which saw the document up to t.
     """
     target = make_target("qwen3").model
-    config = MedusaConfig(heads=3, layers=2, decay=0.9, shared_head=shared, prefix=prefix)
+    config = MedusaConfig(heads=3, layers=2, decay=0.9, shared_head=shared, prefix=prefix, as_published=published)
     goal = build("hydra", target, medusa=config, objective=objective)
     heads, head = goal.draft(), target.get_output_embeddings()
     g = torch.Generator().manual_seed(2)
@@ -80,8 +85,8 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool,
                 before = states[None, : t - first + 1]
                 read = heads.prefix(before, torch.arange(t - first + 1)[None], None)[0, -1]
             given = torch.cat([read, *embeds])
-            weight = head.weight if shared else heads.lm_heads[k - 1].weight
-            logits = weight @ heads.blocks[k - 1](given)
+            own = head if shared else heads.lm_heads[k - 1]
+            logits = own.weight @ heads.blocks[k - 1](given) + (own.bias if published else 0)
             p = (head(states[-1]) / objective.temperature).softmax(-1)
             log_q = (logits / objective.temperature).log_softmax(-1)
             kl = (p * (p.log() - log_q)).sum()

@@ -44,7 +44,12 @@ _THEIRS = (
     "norm_before_residual",
     "output_norm",
     "own_embedding",
+    "norm_before_fc",
+    "head_norms",
     "rotary",
+    "query_norm",
+    "bias",
+    "blank_first",
 )
 """Sizes of a published drafter's layers, which it goes on with whatever the target's are."""
 
@@ -93,7 +98,13 @@ def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity
         )
     if target is not None:
         entry["identity"].check_same(target, f"{folder} (model.start_from)")
-    _check_sizes(module, recipe, resolved(entry["settings"], config), folder)
+    settings = resolved(entry["settings"], config)
+    if settings.get("own_embedding"):
+        raise RequestError(
+            f"model.start_from names {folder}, a drafter with an embedding of its own, and training embeds by the "
+            "target's: it decodes as it is, and is not trained on here"
+        )
+    _check_sizes(module, recipe, settings, folder)
 
 
 def check_start_folder(recipe: Sections) -> None:
@@ -115,11 +126,6 @@ def _entry(folder: Path) -> dict[str, Any]:
 def _of_its_own_sizes(module: _Drafter, settings: dict[str, Any], folder: Path) -> _Drafter:
     """A drafter of the sizes that others chose for theirs, which are rarely the target's, in place of a fresh one."""
     fresh: Any = module
-    if settings.get("own_embedding"):
-        raise RequestError(
-            f"model.start_from names {folder}, a drafter with an embedding of its own, and training embeds by the "
-            "target's: it decodes as it is, and is not trained on here"
-        )
     with built_from(folder / "config.json", "a drafter"):
         made: _Drafter = type(fresh).from_settings(settings)
     return made.to(next(module.parameters()).device)

@@ -233,6 +233,10 @@ def settings_of(shape: Any) -> dict[str, Any]:
         "norm_before_residual": False,
         "output_norm": None,
         "own_embedding": False,
+        "norm_before_fc": False,
+        "head_norms": False,
+        "target_hidden": None,
+        "as_published": False,
     }
     return {name: value for name, value in asdict(shape).items() if lacking.get(name, ...) is not value}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,16 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, DraftSampling, FeatureProposer, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.export import Served, ServedTarget
+from draftsmith.drafters.heads.family import hydra as hydra_export
 from draftsmith.drafters.heads.hydra import Hydra, HydraHeads, HydraPlus, PrefixLayer, hydra_on, load_hydra
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, load_medusa
 from draftsmith.drafters.projection import Projection
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.hydra import check_recipe
 from draftsmith.trainers.method_config import MedusaConfig
 from draftsmith.trainers.packed.masks import document_mask
 from draftsmith.trainers.teacher.frozen import saver
@@ -35,10 +40,18 @@ ODD = [[0], [2], [2, 1], [2, 0], [0, 3], [2, 0, 1], [0, 3, 0], [0, 3, 0, 2], [1]
 
 
 def make_hydra(
-    target: Backbone, *, noise: float = 0.05, layers: int = 1, shared: bool = False, prefix: bool = False, **tree
+    target: Backbone,
+    *,
+    noise: float = 0.05,
+    layers: int = 1,
+    shared: bool = False,
+    prefix: bool = False,
+    published: bool = False,
+    **tree,
 ) -> Hydra:
     """Heads that are no longer the target's own projection, and still accept something."""
-    heads = HydraHeads.for_target(target.model, heads=4, layers=layers, shared_head=shared, prefix=prefix)
+    sizes = {"heads": 4, "layers": layers, "shared_head": shared, "prefix": prefix, "as_published": published}
+    heads = HydraHeads.for_target(target.model, **sizes)
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in heads.parameters():
@@ -47,10 +60,12 @@ def make_hydra(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("layers", "prefix"), [(1, False), (3, False), (4, True)])
-def test_new_heads_are_the_targets_own(target: Backbone, layers: int, prefix: bool) -> None:
+@pytest.mark.parametrize(
+    ("layers", "prefix", "published"), [(1, False, False), (3, False, False), (4, True, False), (2, False, True)]
+)
+def test_new_heads_are_the_targets_own(target: Backbone, layers: int, prefix: bool, published: bool) -> None:
     """Whatever tokens they are shown; so they draft what new Medusa heads draft."""
-    heads = HydraHeads.for_target(target.model, heads=3, layers=layers, prefix=prefix)
+    heads = HydraHeads.for_target(target.model, heads=3, layers=layers, prefix=prefix, as_published=published)
     head = target.model.get_output_embeddings()
     hidden, embeds = torch.randn(2, 5, 32), list(torch.randn(3, 2, 5, 32))
     if prefix:
@@ -115,7 +130,9 @@ def trained_on(drafter: Hydra, text: list[int], k: int) -> Tensor:
     goal = build(
         "hydra",
         drafter._target.model,
-        medusa=MedusaConfig(shared_head=shape.shared_head, layers=2, prefix=shape.prefix is not None),
+        medusa=MedusaConfig(
+            shared_head=shape.shared_head, layers=2, prefix=shape.prefix is not None, as_published=shape.as_published
+        ),
         objective=ObjectiveConfig(kl=0, ce=1),
     )
     goal.draft().load_state_dict(drafter.heads.state_dict())
@@ -148,14 +165,18 @@ def trained_on(drafter: Hydra, text: list[int], k: int) -> Tensor:
     return last[0]
 
 
-@pytest.mark.parametrize(("prefix", "shared"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("prefix", "shared", "published"),
+    [(False, False, False), (False, True, False), (True, False, False), (False, False, True), (True, False, True)],
+)
 @pytest.mark.parametrize(("architecture", "static"), [("qwen3", False), ("llama", True)])
 def test_training_and_decoding_see_the_same_logits(
-    architecture: str, shared: bool, static: bool, prefix: bool
+    architecture: str, shared: bool, static: bool, prefix: bool, published: bool
 ) -> None:
     """Every expanded node = the training objective on the text with that node's path behind it."""
     target = make_target(architecture)
-    base = make_hydra(target, noise=0.1, layers=2, shared=shared, prefix=prefix)
+    noise = 0.02 if published else 0.1  # which shifts every logit too
+    base = make_hydra(target, noise=noise, layers=2, shared=shared, prefix=prefix, published=published)
     kind = WatchedHydraPlus if prefix else WatchedHydra
     drafter = kind(base.heads, target, paths=ODD)
     generate(target, drafter, PROMPTS, warper=SAMPLED, max_new_tokens=9, static=static)
@@ -401,3 +422,27 @@ def test_another_target_or_family_is_refused(pair: tuple[Backbone, Hydra, Path])
     path.write_text(json.dumps(config))
     with pytest.raises(RequestError, match="with tokenizer"):
         load_hydra(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"as_published": False}, "has a linear map, biases and a norm that these heads lack"),
+        ({"layers": 3}, "head 1 has 2 blocks behind its first that differ"),
+        ({"ids": [3, 5, 8]}, "reads no draft vocabulary"),
+    ],
+)
+def test_what_the_authors_code_cannot_hold_is_refused(chosen: dict[str, Any], says: str, target: Backbone) -> None:
+    heads = HydraHeads.for_target(target.model, **({"heads": 2, "as_published": True} | chosen))
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    served = ServedTarget.of("org/target", target.model.config)
+    with pytest.raises(RequestError, match=says):
+        hydra_export(heads, served, Served(None, tokens=1))
+
+
+def test_heads_as_published_have_projections_of_their_own() -> None:
+    recipe = Recipe(method="hydra", medusa=MedusaConfig(as_published=True, shared_head=True))
+    with pytest.raises(RequestError, match=r"medusa\.as_published is on, .* beside medusa\.shared_head"):
+        check_recipe(recipe)

@@ -14,14 +14,16 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.eagle.net import EagleNet, EagleShape
-from draftsmith.drafters.eagle.net3 import Eagle3Net
+from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from draftsmith.drafters.export import ServedTarget, export_of
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.folder import save_heads
+from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.mtp.layers import MtpShape
 from draftsmith.drafters.mtp.net import MtpNet
 from draftsmith.drafters.registry import load_drafter
+from draftsmith.errors import RequestError
 from draftsmith.trainers.teacher.frozen import settings_of
 from helpers.models.published_forms import VOCABULARY, WORDS
 from helpers.models.small_drafters import small_block_net, small_dflash2_net, small_dspark_net, small_peagle_net
@@ -35,10 +37,20 @@ def eagle3(model: Any, **chosen: Any) -> Eagle3Net:
     return Eagle3Net.for_target(model, **({"ids": WORDS, "layers": (2, 4, 5)} | chosen))
 
 
+def narrow(model: Any) -> Eagle3Net:
+    """Half as wide as its target."""
+    shape = Eagle3Shape.of(model.config, layers=(2, 4, 5), vocabulary=VOCABULARY, draft_vocabulary=len(WORDS))
+    return Eagle3Net(replace(shape, hidden=16, target_hidden=32, own_embedding=True), WORDS)
+
+
 def eagle_with_bias(model: Any) -> EagleNet:
     net = EagleNet(replace(EagleShape.of(model.config), fc_bias=True))
     torch.nn.init.normal_(net.fc.bias)
     return net
+
+
+def hydra(model: Any, **chosen: Any) -> HydraHeads:
+    return HydraHeads.for_target(model, heads=3, as_published=True, **chosen)
 
 
 def mimo(model: Any) -> MtpNet:
@@ -59,7 +71,11 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "eagle3, one state": lambda model: eagle3(model, layers=(4,)),
     "eagle3.1": lambda model: eagle3(model, feature_norms=True),
     "eagle3, norms of states alone": lambda model: eagle3(model, feature_norms=True, output_norm=False),
+    "eagle3, a norm of what is fed back alone": lambda model: eagle3(model, output_norm=True),
     "eagle3, own embedding": lambda model: eagle3(model, own_embedding=True),
+    "eagle3, head norms": lambda model: eagle3(model, head_norms=True),
+    "eagle3, a norm of all states": lambda model: eagle3(model, norm_before_fc=True),
+    "eagle3, narrower": narrow,
     "eagle3, normed residual": lambda model: eagle3(model, norm_before_residual=True),
     "peagle": lambda model: small_peagle_net(model, ids=WORDS, layers=(2, 4, 5), decoder_layers=3),
     "dflash": lambda model: small_block_net(model, **STATES),
@@ -69,6 +85,8 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "dspark, fill-in": lambda model: small_dspark_net(model, **TABLES, layout="fill-in"),
     "dspark, unused id": lambda model: small_dspark_net(model, **TABLES, mask_token=60),
     "dflash2": lambda model: small_dflash2_net(model, **TABLES, mask_token=60),
+    "hydra": lambda model: hydra(model, layers=2),
+    "hydra++": lambda model: hydra(model, prefix=True),
     "mtp": MtpNet.for_target,
     "mtp, biases": mimo,
 }
@@ -76,10 +94,14 @@ REFUSED = {
     ("eagle, bias", "vllm"),
     ("eagle3.1", "llama.cpp"),
     ("eagle3, norms of states alone", "llama.cpp"),
+    ("eagle3, a norm of what is fed back alone", "llama.cpp"),
     ("eagle3, one state", "llama.cpp"),
 }
 OWN = ("eagle3, normed residual", "eagle3, own embedding")
 REFUSED |= {(name, engine) for name in OWN for engine in ("sglang", "tensorrt-llm")}
+REFUSED |= {("eagle3, head norms", engine) for engine in ("vllm", "sglang", "tensorrt-llm", "llama.cpp")}
+REFUSED |= {("eagle3, a norm of all states", engine) for engine in ("sglang", "tensorrt-llm", "llama.cpp")}
+REFUSED |= {("eagle3, narrower", engine) for engine in ("speculators", "sglang", "tensorrt-llm", "llama.cpp")}
 REFUSED |= {(name, "sglang") for name in ("dflash", "dflash, causal", "dspark", "dspark, fill-in")}
 
 
@@ -126,6 +148,17 @@ def test_an_export_is_read_back_to_the_bit(name: str, form: str, deep: Backbone,
     assert back.module.config == mine.module.config
     one, other = (generate(deep, each, [[5, 9, 2]], max_new_tokens=12, warper=Warper(0.0)) for each in (mine, back))
     assert (one.tokens, one.origin, one.target_calls) == (other.tokens, other.origin, other.target_calls)
+
+
+@pytest.mark.parametrize(("name", "form"), sorted(REFUSED))
+def test_what_a_form_does_not_hold_is_refused(name: str, form: str, deep: Backbone, tmp_path: Path) -> None:
+    """By what it is, in one message; nothing is left out without a word."""
+    net, family = shaken(NETS[name](deep.model)), family_of(name)
+    save_heads(net, tmp_path / "ours", deep, family=family, settings=settings_of(net.config))
+    served = ServedTarget.of("org/target", deep.model.config, deep.model)
+    settings = json.loads(json.dumps(settings_of(net.config)))
+    with pytest.raises(RequestError, match=r"^the drafter('s)? .*"):
+        export_of(tmp_path / "ours", family, settings, served, form, dtype="fp32")
 
 
 def test_every_form_that_is_exported_is_read_back() -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.published.forms import published
 from draftsmith.drafters.published.readings import Reading, readings_of
 from draftsmith.drafters.published.sizes import resolved
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure.readings import verdict
+from draftsmith.trainers.teacher.frozen import settings_of
 from helpers.models.published_forms import FORMS
 
 
@@ -45,6 +49,10 @@ def test_readings_of_each_form(deep: Backbone, tmp_path: Path) -> None:
         assert not first.changes
         assert all(each.changes for each in others)
         assert len({each.what for each in others}) == len(others), form
+        net: Any = load_drafter(found.files.folder, deep).module
+        with torch.device("meta"):
+            built = [type(net).from_settings(settings_of(net.config) | each.changes) for each in others]
+        assert all(each.config != net.config for each in built), form
 
 
 OPEN = [

@@ -54,14 +54,39 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         r"with a bias \(layers\.0\.self_attn\.q_proj\.bias\), which no network here has",
     ),
     "norms of query and key": (
-        SPECULATORS,
+        "EAGLE-1, with a bias",
         tensors(layers__0__self_attn__q_norm__weight=torch.ones(8)),
         r"also holds layers\.0\.self_attn\.q_norm\.weight \[8\], which that form does not have",
     ),
     "a norm in front of fc": (
         SPECULATORS,
         words(norm_before_fc=True),
-        r"a norm in front of fc \(norm_before_fc\), which no network here computes",
+        r"does not hold the weights that its config\.json describes: input_norm\.weight is absent",
+    ),
+    "a norm of queries alone": (
+        SPECULATORS,
+        tensors(layers__0__self_attn__q_norm__weight=torch.ones(8)),
+        r"midlayer\.self_attn\.k_norm\.weight is absent, expected float32 \[8\]",
+    ),
+    "several layers": (
+        SPECULATORS,
+        tensors(layers__1__mlp__up_proj__weight=drawn(40, HIDDEN)),
+        r"with several layers and no mask \(layers\.1\)",
+    ),
+    "a window of EAGLE-3": (
+        SPECULATORS,
+        layer_words(layer_types=["sliding_attention"], sliding_window=4096),
+        r"attention over a window \(sliding_attention\)",
+    ),
+    "narrower without an embedding": (
+        "EAGLE-3, narrower than its target",
+        without("embed_tokens.weight"),
+        r"hidden_size 16 beside a target of 32 \(target_hidden_size\)",
+    ),
+    "a narrower block drafter": (
+        ZLAB,
+        words(target_hidden_size=64),
+        r"hidden_size 32 beside a target of 64 \(target_hidden_size\)",
     ),
     "narrower than its target": (
         SPECULATORS,
@@ -136,6 +161,22 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         "P-EAGLE, native",
         shifted("embed_tokens.weight"),
         r"of which 299 rows are not the target's",
+    ),
+    "heads that see no tokens": (
+        "Hydra, its authors",
+        without(*(f"hydra_mlp.{k}.0.res_connection.{part}" for k in range(3) for part in ("weight", "bias"))),
+        r"heads that do not see the tokens in front of theirs \(grounded_heads false\)",
+    ),
+    "an embedding of another target": (
+        "Hydra, its authors",
+        shifted("input_embed_fn.weight"),
+        r"holds input_embed_fn\.weight \[300, 32\], of which 300 rows are not the target's",
+    ),
+    "an earlier state": ("Hydra, its authors", words(hidden_state_offset=1), r"a hidden state 1 in front of the last"),
+    "another layer in front": (
+        "Hydra++, its authors",
+        tensors(prefix_embeding_layer__layers__0__mlp__up_proj__weight=drawn(40, HIDDEN)),
+        r"prefix\.mlp\.up_proj\.weight is float32 \[40, 32\], expected float32 \[",
     ),
     "an unknown part": (
         "Medusa, FasterDecoding",
@@ -229,7 +270,6 @@ def test_a_model_with_a_mask_is_pard(vocabulary: Any, deep: Backbone, tmp_path: 
 def test_the_page_lists_the_forms_that_are_read() -> None:
     """With the family that drafts each, and no other."""
     page = (Path(draftsmith.__file__).parent / "docs/published.md").read_text(encoding="utf-8")
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| ")
-    ]
+    table = page[page.index("| form | family here |") :].split("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("| ")]
     assert [(row[0], row[1].strip("`")) for row in rows[1:]] == [(each.title, each.family) for each in RECORDS]

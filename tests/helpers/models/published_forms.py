@@ -69,8 +69,9 @@ def turn(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return torch.cat((left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()), -1)
 
 
-def heads(x: Tensor, weight: Tensor, count: int, norm: Tensor | None = None) -> Tensor:
-    split = (x @ weight.T).view(len(x), count, -1).transpose(0, 1)
+def heads(x: Tensor, weight: Tensor, count: int, norm: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    made = x @ weight.T if bias is None else x @ weight.T + bias
+    split = made.view(len(x), count, -1).transpose(0, 1)
     return split if norm is None else rms(split, norm)
 
 
@@ -85,10 +86,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
 def layer(t: Tensors, at: str, read: Tensor, residual: Tensor, theta: float = 10_000.0) -> Tensor:
     """A Llama layer behind its first norm, over a text from its first token on."""
     positions, a = torch.arange(len(read)), f"{at}.self_attn."
-    norms = [t.get(f"{a}{name}_norm.weight") for name in "qk"]
-    query = turn(heads(read, t[f"{a}q_proj.weight"], HEADS, norms[0]), positions, theta)
-    key = turn(heads(read, t[f"{a}k_proj.weight"], KV, norms[1]), positions, theta)
-    value = heads(read, t[f"{a}v_proj.weight"], KV)
+    norms, biases = ([t.get(f"{a}{name}_{part}") for name in "qkv"] for part in ("norm.weight", "proj.bias"))
+    query = turn(heads(read, t[f"{a}q_proj.weight"], HEADS, norms[0], biases[0]), positions, theta)
+    key = turn(heads(read, t[f"{a}k_proj.weight"], KV, norms[1], biases[1]), positions, theta)
+    value = heads(read, t[f"{a}v_proj.weight"], KV, bias=biases[2])
     seen = torch.ones(len(read), len(read), dtype=torch.bool).tril()
     out = residual + attend(query, key, value, seen) @ t[f"{a}o_proj.weight"].T
     return out + feed_forward(t, at, rms(out, t[f"{at}.post_attention_layernorm.weight"]))
@@ -116,18 +117,20 @@ def norm_weight(size: int = HIDDEN) -> Tensor:
     return 1 + drawn(size)
 
 
-def layer_tensors(at: str, width: int, norms: tuple[str, ...], *, head_norms: bool = False) -> Tensors:
+def layer_tensors(
+    at: str, width: int, norms: tuple[str, ...], *, head_norms: bool = False, inner: int = INNER, hidden: int = HIDDEN
+) -> Tensors:
     shapes = {
         "self_attn.q_proj": (HEADS * SIZE, width),
         "self_attn.k_proj": (KV * SIZE, width),
         "self_attn.v_proj": (KV * SIZE, width),
-        "self_attn.o_proj": (HIDDEN, HEADS * SIZE),
-        "mlp.gate_proj": (INNER, HIDDEN),
-        "mlp.up_proj": (INNER, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INNER),
+        "self_attn.o_proj": (hidden, HEADS * SIZE),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
     }
     made = {f"{at}.{name}.weight": drawn(*shape) for name, shape in shapes.items()}
-    made |= {f"{at}.{name}.weight": norm_weight() for name in norms}
+    made |= {f"{at}.{name}.weight": norm_weight(hidden) for name in norms}
     if head_norms:
         made |= {f"{at}.self_attn.{name}_norm.weight": norm_weight(SIZE) for name in "qk"}
     return made
@@ -184,11 +187,11 @@ def pair_net(
     return layer(t, at, read, normed if residual else fused, theta)
 
 
-def eagle3_tensors(at: str, ids: list[int] | None, states: int = 3) -> Tensors:
-    t = {"fc.weight": drawn(HIDDEN, states * HIDDEN), "norm.weight": norm_weight()}
-    t |= layer_tensors(at, 2 * HIDDEN, PAIR_NORMS)
+def eagle3_tensors(at: str, ids: list[int] | None, *, head_norms: bool = False, hidden: int = HIDDEN) -> Tensors:
+    t = {"fc.weight": drawn(hidden, 3 * HIDDEN), "norm.weight": norm_weight(hidden)}
+    t |= layer_tensors(at, 2 * hidden, PAIR_NORMS, head_norms=head_norms, hidden=hidden)
     if ids is not None:
-        t |= {"lm_head.weight": drawn(len(ids), HIDDEN), "d2t": offsets(ids), "t2d": known(ids)}
+        t |= {"lm_head.weight": drawn(len(ids), hidden), "d2t": offsets(ids), "t2d": known(ids)}
     return t
 
 
@@ -198,7 +201,10 @@ def eagle3(
     words, normed_output = ids or list(range(VOCABULARY)), config.get("norm_output") and at != "midlayer"
 
     def logits(text: Text) -> list[Tensor]:
-        fused, embeds = text.fused(*states)[:-1], text.table[text.tokens[1:]]
+        table = t["embed_tokens.weight"] if config.get("target_hidden_size") else text.table
+        fused, embeds = text.fused(*states)[:-1], table[text.tokens[1:]]
+        if "input_norm.weight" in t:
+            fused = rms(fused, t["input_norm.weight"])
         if "fc_norm.0.weight" in t:
             parts = fused.split(HIDDEN, -1)
             fused = torch.cat([rms(part, t[f"fc_norm.{k}.weight"]) for k, part in enumerate(parts)], -1)
@@ -284,11 +290,28 @@ def eagle3_output_normed(_target: Any) -> Folder:
     )
 
 
+def eagle3_qwen(_target: Any) -> Folder:
+    """speculators' default: a layer of Qwen3, with norms of query and key; and one norm of all states."""
+    config = SPECULATORS3 | {"transformer_layer_config": LLAMA | {"model_type": "qwen3"}, "norm_before_fc": True}
+    t = eagle3_tensors("layers.0", WORDS, head_norms=True) | {"input_norm.weight": norm_weight(3 * HIDDEN)}
+    return eagle3(config, t, "layers.0", (2, 4, 5), WORDS)
+
+
+def eagle3_narrow(_target: Any) -> Folder:
+    """SpecForge's, half as wide as the target, with an embedding of its own."""
+    config = NATIVE3 | {"hidden_size": HIDDEN // 2, "target_hidden_size": HIDDEN, "norm_output": True}
+    t = eagle3_tensors("midlayer", WORDS, hidden=HIDDEN // 2)
+    t["embed_tokens.weight"] = drawn(VOCABULARY, HIDDEN // 2)
+    return eagle3(config, t, "midlayer", (2, 4, 5), WORDS)
+
+
 def peagle(config: dict[str, Any], mask: int, target: Any, *, count: int, first: str) -> Folder:
     """`count` layers; the mask's row of the embedding is its own."""
-    t = eagle3_tensors(first, WORDS) | {"mask_hidden": drawn(1, 1, 3 * HIDDEN)}
+    normed = config.get("transformer_layer_config", {}).get("model_type") == "qwen3"
+    t = eagle3_tensors(first, WORDS, head_norms=normed) | {"mask_hidden": drawn(1, 1, 3 * HIDDEN)}
     for number in range(1, count):
-        t |= layer_tensors(f"layers.{number}", HIDDEN, ("input_layernorm", "post_attention_layernorm"))
+        norms = ("input_layernorm", "post_attention_layernorm")
+        t |= layer_tensors(f"layers.{number}", HIDDEN, norms, head_norms=normed)
     trained = config.get("embed_requires_grad")
     table = drawn(VOCABULARY, HIDDEN) if trained else target.get_input_embeddings().weight.detach().clone()
     table[mask] = drawn(HIDDEN)
@@ -321,6 +344,12 @@ def peagle_specforge(target: Any) -> Folder:
 def peagle_speculators(target: Any) -> Folder:
     config = SPECULATORS3 | {"speculators_model_type": "peagle", "mask_token_id": 7}
     return peagle(config, 7, target, count=2, first="midlayer")
+
+
+def peagle_qwen(target: Any) -> Folder:
+    """With layers of Qwen3."""
+    config = SPECULATORS3 | {"transformer_layer_config": LLAMA | {"model_type": "qwen3"}, "mask_token_id": 7}
+    return peagle(config | {"speculators_model_type": "peagle"}, 7, target, count=2, first="layers.0")
 
 
 def peagle_trained(target: Any) -> Folder:
@@ -535,21 +564,100 @@ def medusa_vllm(_target: Any) -> Folder:
     return Folder("medusa", config, t, lambda text: [spread_out(each, WORDS) for each in narrow(text)])
 
 
-def mtp_speculators(_target: Any) -> Folder:
-    """speculators' module."""
-    at = "mtp_layers.0"
-    t = layer_tensors(at, HIDDEN, ("input_layernorm", "post_attention_layernorm"), head_norms=True)
-    t |= {f"{at}.{name}_layernorm.weight": norm_weight() for name in ("token", "hidden", "final")}
-    t[f"{at}.input_proj.weight"] = drawn(HIDDEN, 2 * HIDDEN)
+def hydra(target: Any, *, prefix: bool = False) -> Folder:
+    """The authors': three heads of three blocks, of which a head has the last twice; with places for dropout between
+    them where a layer of the target's sizes stands in front."""
+    step, at = (2, "prefix_embeding_layer") if prefix else (1, "")
+    t: Tensors = {"input_embed_fn.weight": target.get_input_embeddings().weight.detach().clone()}
+    for k in range(3):
+        first, width = f"hydra_mlp.{k}.{step - 1}", (k + 2) * HIDDEN
+        for part in ("linear", "res_connection"):
+            t |= {f"{first}.{part}.weight": drawn(HIDDEN, width), f"{first}.{part}.bias": drawn(HIDDEN)}
+        weight, bias = drawn(HIDDEN, HIDDEN), drawn(HIDDEN)
+        for number in (1, 2):
+            name = f"hydra_mlp.{k}.{step * (number + 1) - 1}.linear"
+            t |= {f"{name}.weight": weight, f"{name}.bias": bias}
+        head = f"hydra_lm_head.{k}" + ".1" * prefix
+        t |= {f"{head}.weight": drawn(VOCABULARY, HIDDEN), f"{head}.bias": drawn(VOCABULARY)}
+    if prefix:
+        norms = ("input_layernorm", "post_attention_layernorm")
+        t |= layer_tensors(f"{at}.layers.0", HIDDEN, norms, inner=target.config.intermediate_size)
+        t |= {f"{at}.norm.weight": norm_weight(), f"{at}.embed_tokens.weight": drawn(VOCABULARY, HIDDEN)}
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
 
     def logits(text: Text) -> list[Tensor]:
-        token = rms(text.table[text.tokens[1:]], t[f"{at}.token_layernorm.weight"])
-        state = rms(text.states[-1][:-1], t[f"{at}.hidden_layernorm.weight"])
-        pair = torch.cat((token, state), -1) @ t[f"{at}.input_proj.weight"].T
-        out = layer(t, at, rms(pair, t[f"{at}.input_layernorm.weight"]), pair)
-        return [rms(out, t[f"{at}.final_layernorm.weight"]) @ text.head.T]
+        x, embeds, made = text.states[-1], text.table[text.tokens], []
+        if prefix:
+            x = layer(t, f"{at}.layers.0", rms(x, t[f"{at}.layers.0.input_layernorm.weight"]), x)
+            x = rms(x, t[f"{at}.norm.weight"])
+        for k in range(3):
+            X = len(x) - (k + 2)
+            read = torch.cat([x[:X], *(embeds[ahead : ahead + X] for ahead in range(1, k + 2))], -1)
+            first = f"hydra_mlp.{k}.{step - 1}"
+            out = linear(f"{first}.res_connection", read) + F.silu(linear(f"{first}.linear", read))
+            for number in (1, 2):
+                out = out + F.silu(linear(f"hydra_mlp.{k}.{step * (number + 1) - 1}.linear", out))
+            made.append(linear(f"hydra_lm_head.{k}" + ".1" * prefix, out))
+        return made
 
-    return Folder("mtp", {"speculators_model_type": "mtp", "transformer_layer_config": QWEN}, t, logits)
+    config = {"hydra_num_heads": 3, "hydra_num_layers": 3, "hydra_head_arch": "prefix-mlp" if prefix else "mlp"}
+    config |= {"grounded_heads": True, "hidden_state_offset": 0, "base_model_name_or_path": "org/target"}
+    return Folder("hydra++" if prefix else "hydra", config, t, logits)
+
+
+def hydra_plus(target: Any) -> Folder:
+    return hydra(target, prefix=True)
+
+
+def mtp(config: dict[str, Any], at: str, names: tuple[str, ...], target: Any, *, mimo: bool = False) -> Folder:
+    """A module; `names`: of the projection, the norms of token and state, and the last one. `mimo`: a layer of Qwen2, with
+    the state in front of the token, of which there is none at position 0."""
+    inner, norms = target.config.intermediate_size, ("input_layernorm", "post_attention_layernorm")
+    layer_at = at if at == "mtp_layers.0" else f"{at}.layers.0"
+    t = layer_tensors(layer_at, HIDDEN, norms, head_norms=not mimo, inner=inner)
+    if mimo:
+        widths = {"q": HEADS * SIZE, "k": KV * SIZE, "v": KV * SIZE}
+        t |= {f"{layer_at}.self_attn.{name}_proj.bias": drawn(width) for name, width in widths.items()}
+    fc, token_norm, state_norm, last = (f"{at}.{name}.weight" for name in names)
+    t |= {name: norm_weight() for name in (token_norm, state_norm, last)} | {fc: drawn(HIDDEN, 2 * HIDDEN)}
+
+    def logits(text: Text) -> list[Tensor]:
+        embeds = text.table[text.tokens[1:]].clone()
+        if mimo:
+            embeds[0] = 0
+        pair = [rms(embeds, t[token_norm]), rms(text.states[-1][:-1], t[state_norm])]
+        read = torch.cat(pair[::-1] if mimo else pair, -1) @ t[fc].T
+        out = layer(t, layer_at, rms(read, t[f"{layer_at}.input_layernorm.weight"]), read)
+        return [rms(out, t[last]) @ text.head.T]
+
+    return Folder("mtp", config, t, logits)
+
+
+def mtp_speculators(target: Any) -> Folder:
+    """speculators' module."""
+    own = QWEN | {"intermediate_size": target.config.intermediate_size}
+    names = ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+    config = {"speculators_model_type": "mtp", "transformer_layer_config": own}
+    return mtp(config, "mtp_layers.0", names, target)
+
+
+def mtp_mimo(target: Any) -> Folder:
+    """In the words and names of MiMo's class."""
+    config = LLAMA | {"model_type": "qwen2", "num_nextn_predict_layers": 1, "architectures": ["MiMoForCausalLM"]}
+    config |= {"intermediate_size": target.config.intermediate_size}
+    names = ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+    made = mtp(config, "mtp_layers.0", names, target, mimo=True)
+    made.tensors = {f"model.{name}": tensor for name, tensor in made.tensors.items()}
+    return made
+
+
+def mtp_exaone(target: Any) -> Folder:
+    """In the words and names of EXAONE-MoE's class."""
+    config = LLAMA | {"model_type": "exaone_moe", "num_nextn_predict_layers": 1}
+    config |= {"intermediate_size": target.config.intermediate_size}
+    return mtp(config, "mtp", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), target)
 
 
 FORMS: dict[str, Callable[[Any], Folder]] = {
@@ -561,8 +669,11 @@ FORMS: dict[str, Callable[[Any], Folder]] = {
     "EAGLE-3.1, speculators": eagle31,
     "EAGLE-3, norms of states alone": eagle3_states_normed,
     "EAGLE-3, a norm of what is fed back alone": eagle3_output_normed,
+    "EAGLE-3, a layer of Qwen3": eagle3_qwen,
+    "EAGLE-3, narrower than its target": eagle3_narrow,
     "P-EAGLE, native": peagle_specforge,
     "P-EAGLE, speculators": peagle_speculators,
+    "P-EAGLE, layers of Qwen3": peagle_qwen,
     "P-EAGLE, an embedding of its own": peagle_trained,
     "DFlash, z-lab": dflash,
     "DFlash, speculators": dflash_speculators,
@@ -570,5 +681,9 @@ FORMS: dict[str, Callable[[Any], Folder]] = {
     "DFlash 2, z-lab": dflash2,
     "Medusa, FasterDecoding": medusa,
     "Medusa, vLLM": medusa_vllm,
+    "Hydra, its authors": hydra,
+    "Hydra++, its authors": hydra_plus,
     "MTP, speculators": mtp_speculators,
+    "MTP, MiMo": mtp_mimo,
+    "MTP, EXAONE-MoE": mtp_exaone,
 }
