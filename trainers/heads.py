@@ -150,8 +150,8 @@ class HeadsStudent(StaticParts):
             label_P = self._in_draft_vocabulary(batch["input_ids"][:, k + 1 :][place])
             given_PH = self._projected(k, place, reads)
             if pace.by_target:
-                teacher = self._teacher(hidden_RSH[:, k:-1][place])
-                passed.append(self._chunked(k)(given_PH, label_P, teacher, only="alpha")[0])
+                state_PH = hidden_RSH[:, k:-1][place]
+                passed.append(self._chunked(k)(given_PH, label_P, self._teacher(state_PH), only="alpha")[0])
             else:
                 passed.append(self._chunked(k)(given_PH, label_P, only="label_q")[0])
             anchors.append(joined(place, batch["input_ids"].shape[1]))

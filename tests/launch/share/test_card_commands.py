@@ -19,6 +19,7 @@ from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.peagle import PeagleNet
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.folder import save_draft_model
+from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.mtp.net import MtpNet
 from draftsmith.launch.cli import main
@@ -49,6 +50,11 @@ DRAFTERS: dict[str, list[Callable[[Any], Any]]] = {
     "draft_model": [lambda model: model],
     "pard": [pard],
     "medusa": [lambda model: MedusaHeads.for_target(model, heads=2, shared_head=True)],
+    "hydra": [
+        lambda model: HydraHeads.for_target(model, heads=2),
+        lambda model: HydraHeads.for_target(model, heads=2, as_published=True),
+    ],
+    "hydra++": [lambda model: HydraHeads.for_target(model, heads=2, prefix=True, as_published=True)],
     "eagle": [EagleNet.for_target],
     "eagle3": [
         lambda model: Eagle3Net.for_target(model, ids=list(range(64)), **LAYERS),
@@ -79,7 +85,7 @@ def test_every_family_that_is_exported_is_here() -> None:
 
 def run_of(place: Path, family: str, net: Any, target: Any) -> Path:
     """A run as training leaves it, as far as an export and a card look."""
-    recipe = {"draft_model": "distill"}.get(family, family)
+    recipe = {"draft_model": "distill", "hydra++": "hydra-plus"}.get(family, family)
     if FAMILIES[family].build is None:
         save_draft_model(net, place / "drafter", target, family=family)
     else:
