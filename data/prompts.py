@@ -98,7 +98,13 @@ def render(
         DataError: the tokenizer's template refuses the chat. RequestError: it reads no such variable.
     """
     if prompt.chat and tokenizer.chat_template is not None:
-        return _render_chat(prompt, tokenizer, answers)
+        ids = _render_chat(prompt, tokenizer, answers)
+        if not ids:
+            raise DataError(
+                f"the target's chat template writes prompt {prompt.id} ({prompt.category}) as nothing, not a token; "
+                "expected a text that ends where the answer begins: take the template that the target was trained with"
+            )
+        return ids
     if prompt.messages:
         raise DataError(
             f"prompt {prompt.id} ({prompt.category}) is a chat with tools, or with other turns than a user's, and the "

@@ -150,6 +150,13 @@ CHATS = [Prompt(str(n), "all", ("why " * n,), chat=True) for n in (1, 5, 500)]
 TEXT = Prompt("text", "all", ("why " * 500,), chat=False)
 
 
+def test_a_template_that_writes_nothing_is_refused(chat_tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(str(chat_tokenizer_folder))
+    tokenizer.chat_template = "{{ '' }}"
+    with pytest.raises(DataError, match=r"template writes prompt 7 \(qa\) as nothing, not a token"):
+        render(Prompt("7", "qa", ("a",), chat=True), tokenizer)
+
+
 def test_longer_chats_are_left_out(chat_tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Texts stay, as they are cut; where nothing stays, the message says what would do."""
     tokenizer = load_tokenizer(str(chat_tokenizer_folder))
