@@ -149,10 +149,15 @@ def _of_speculators(kind: str, deep: Backbone, code: Code) -> Any:
 # ---- SpecForge --------------------------------------------------------------------------------------
 
 NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [state - 1 for state in STATES]}}
+SCALED = {"factor": 4.0, "original_max_position_embeddings": 8}
+LLAMA3 = SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = SCALED | {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7}
 SPECFORGE3: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "the default's states": ({"draft_vocab_size": len(WORDS)}, (2, 4, 5)),
     "states that are named": ({"draft_vocab_size": len(WORDS)} | NESTED, STATES),
     "a whole vocabulary": ({"rope_theta": 500_000.0} | NESTED, STATES),
+    "positions of Llama 3": ({"rope_scaling": LLAMA3} | NESTED, STATES),
+    "positions by YaRN": ({"rope_scaling": YARN} | NESTED, STATES),
 }
 
 
@@ -169,7 +174,7 @@ def _of_specforge(architecture: str, words: dict[str, Any], deep: Backbone, plac
     """A network of theirs, written into `d` there by their exporter from a checkpoint as their training makes it."""
     config = place / "config.json"
     plain = {"architectures": [architecture], "num_hidden_layers": 1, "hidden_act": "silu", "rope_theta": 10_000.0}
-    config.write_text(json.dumps(SIZES | plain | {"max_position_embeddings": 256, "pad_token_id": None} | words))
+    config.write_text(json.dumps(SIZES | plain | {"max_position_embeddings": 32, "pad_token_id": None} | words))
     auto = code("specforge.modeling.auto")
     net = drawn(auto.AutoDraftModel.from_config(auto.AutoDraftModelConfig.from_file(str(config))), deep)
     weights = {name: tensor for name, tensor in net.state_dict().items() if "embed" not in name}
