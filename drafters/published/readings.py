@@ -57,7 +57,7 @@ def _source(found: Published) -> str:
         return f"as {found.form.title} has it"
     if files.config.get("eagle_aux_hidden_state_layer_ids") is not None:
         return "states by their number, as vLLM and speculators count"
-    nested = isinstance(files.config.get("eagle_config"), Mapping)
+    nested = isinstance(files.config.get("eagle_config"), Mapping) or files.config.get("target_layer_ids") is not None
     return "states by the layer behind which they stand" if nested else f"states {', '.join(FUSED)}, every default"
 
 

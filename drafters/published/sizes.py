@@ -75,6 +75,7 @@ def eagle3(files: Files) -> dict[str, Any]:
     # alone, in the native form, the word is SpecForge's, which has none of the others: the norm in front of the head
     of_engines = norms or files.by_speculators or files.word("norm_before_residual") is not None
     fed_back = bool(files.word("norm_output")) and of_engines
+    _check_head_norm(files)
     if fed_back != norms:
         flags["output_norm"] = fed_back
     return own | {
@@ -265,7 +266,7 @@ def _fused(files: Files, hidden: int) -> Sequence[Any]:
     """The hidden states that EAGLE-3 reads, low to high; `FUSED` where the config does not say."""
     count, rest = divmod(files.shape("fc.weight")[1], hidden)
     nested = files.config.get("eagle_config")
-    behind = nested.get(_AUX) if isinstance(nested, Mapping) else None
+    behind = nested.get(_AUX) if isinstance(nested, Mapping) else files.config.get("target_layer_ids")
     if (said := files.config.get(_AUX)) is None and behind is not None:
         said = [layer + 1 for layer in behind]  # counted by the layer behind which they stand
     layers = list(FUSED if said is None else said)
@@ -276,6 +277,20 @@ def _fused(files: Files, hidden: int) -> Sequence[Any]:
             f"{hidden} of them: name them as {_AUX} there"
         )
     return layers
+
+
+def _check_head_norm(files: Files) -> None:
+    """Raise RequestError where SpecForge's word says that its head reads the layer's output without a norm.
+
+    Engines, to which that word says what is fed back, have another one beside it, or other names of tensors.
+    """
+    native = not files.by_speculators and any(name.startswith("midlayer.") for name in files.heads)
+    if native and files.word("norm_output") is False and files.word("norm_before_residual") is None:
+        raise _cannot(
+            files,
+            "no norm in front of its head (norm_output false, which says so to SpecForge; of what is fed back it "
+            "speaks to engines, where norm_before_residual stands beside it)",
+        )
 
 
 def _states_of_block(files: Files, hidden: int, decoder_layers: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,16 @@ def test_logits_are_those_of_its_own_code(form: str, deep: Backbone, tmp_path: P
         assert rows > 3
         assert torch.equal(mine[:rows].isinf(), theirs[:rows].isinf())
         torch.testing.assert_close(mine[:rows], theirs[:rows], rtol=2e-4, atol=2e-4)
+
+
+def test_words_that_say_the_same_of_eagle3(deep: Backbone, tmp_path: Path) -> None:
+    """States as DeepSpec names them, on top by their layers; and `norm_output` as engines have it, of what is fed back."""
+    made = FORMS["EAGLE-3, SpecForge"](deep.model)
+    plain: Any = load_drafter(made.write(tmp_path / "plain"), deep)
+    made.config |= {"norm_output": False, "norm_before_residual": False}
+    made.config["target_layer_ids"] = made.config.pop("eagle_config")["eagle_aux_hidden_state_layer_ids"]
+    other: Any = load_drafter(made.write(tmp_path / "other"), deep)
+    assert other.module.config == plain.module.config
 
 
 def test_weights_in_several_files_and_in_half_precision(deep: Backbone, tmp_path: Path) -> None:

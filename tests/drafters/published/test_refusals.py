@@ -63,6 +63,11 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         words(norm_before_fc=True),
         r"does not hold the weights that its config\.json describes: input_norm\.weight is absent",
     ),
+    "no norm in front of the head": (
+        NATIVE,
+        words(norm_output=False),
+        r"no norm in front of its head \(norm_output false, which says so to SpecForge",
+    ),
     "a norm of queries alone": (
         SPECULATORS,
         tensors(layers__0__self_attn__q_norm__weight=torch.ones(8)),
