@@ -299,7 +299,9 @@ def _suggest(path: Path_) -> str:
     if len(path) == 1:
         known = sorted({each.split(".")[0] for each in known})
     namesakes = [each for each in known if each.split(".")[-1] == name]
-    siblings = [each for each in known if each.split(".")[:-1] == list(path[:-1])]
+    parts = [each.split(".") for each in known]
+    # sections within sections too
+    siblings = sorted({".".join(each[: len(path)]) for each in parts if each[: len(path) - 1] == list(path[:-1])})
     near = difflib.get_close_matches(full, siblings, n=1, cutoff=0.75)
     near = namesakes or near or difflib.get_close_matches(full, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
