@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,11 @@ def transformers_own(target: Backbone, args: argparse.Namespace) -> dict[str, De
 
         assistant = AutoModelForCausalLM.from_pretrained(args.assistant, dtype=target.model.dtype)
         ways["assisted generation"] = {"assistant_model": assistant}
-    return {
-        f"transformers, {name}": lambda ids, limit, how=how: generated(target, ids, limit, **how)
-        for name, how in ways.items()
-    }
+    return {f"transformers, {name}": partial(_generated, target, how) for name, how in ways.items()}
+
+
+def _generated(target: Backbone, how: dict[str, Any], ids: list[int], limit: int) -> list[int]:
+    return generated(target, ids, limit, **how)
 
 
 @contextmanager
