@@ -30,6 +30,7 @@ def verdicts(run: Path) -> set[str]:
     return {row["verdict"] for row in json.loads((run / "eval" / "results.json").read_text())["rows"]}
 
 
+@pytest.mark.slow
 def test_an_eagle_run(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """Trained over 512 tokens, decoded with these and with the 64 most frequent of them, and written for SGLang."""
     run = tmp_path / "run"
