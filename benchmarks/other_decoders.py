@@ -29,7 +29,7 @@ import torch
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, figure, table_of
-from draftsmith.benchmarks.target_dtypes import GREEDY, generated, plain, prompts_of
+from draftsmith.benchmarks.target_dtypes import GREEDY, add_prompts, generated, plain, prompts_of
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.eval.measure.metrics import ratio
@@ -89,11 +89,7 @@ def transformers_own(target: Backbone, args: argparse.Namespace) -> dict[str, De
 
         assistant = AutoModelForCausalLM.from_pretrained(args.assistant, dtype=target.model.dtype)
         ways["assisted generation"] = {"assistant_model": assistant}
-    return {f"transformers, {name}": partial(_generated, target, how) for name, how in ways.items()}
-
-
-def _generated(target: Backbone, how: dict[str, Any], ids: list[int], limit: int) -> list[int]:
-    return generated(target, ids, limit, **how)
+    return {f"transformers, {name}": partial(generated, target, **how) for name, how in ways.items()}
 
 
 @contextmanager
@@ -189,17 +185,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--method", default="prompt-lookup", help="as of `draftsmith compare`")
     parser.add_argument("--tuned", type=path_or_none, help="as of `draftsmith compare`")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--prompts", default="stdlib", help="as --prompts of `eval`")
-    parser.add_argument("--count", type=int, default=16, help="prompts")
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--lookup-tokens", type=int, default=4, help="of transformers' prompt lookup; 0 leaves it out")
     parser.add_argument("--assistant", type=path_or_none, help="a draft model's folder, for assisted generation")
     parser.add_argument("--llama-server", type=path_or_none, metavar="PROGRAM", help="llama.cpp's, with --gguf")
     parser.add_argument("--gguf", type=path_or_none, metavar="FILE", help="the target's own file")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_prompts(parser, prompt_tokens=512)
     parser.add_argument("--note", action="append", default=[], help="what else a reader has to know")
-    parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args()
     if (args.llama_server is None) != (args.gguf is None):
         parser.error("--llama-server and --gguf go together")

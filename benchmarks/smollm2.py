@@ -19,10 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +29,7 @@ from draftsmith.benchmarks.common.kept import same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, figure, table_of
+from draftsmith.benchmarks.common.stages import Stages, minutes
 from draftsmith.data.rows.sources import stdlib_texts
 from draftsmith.decoding.devices import multiplies_bf16
 from draftsmith.drafters.tuned_file import read_tuned, read_tuned_methods
@@ -86,55 +83,6 @@ def main() -> None:
     record = recorded(args, plan, stages)
     print(printed(record))
     finish(record, args.json)
-
-
-class Stages:
-    """Runs verbs one after another, and keeps which are done, with the seconds that each took over all sittings."""
-
-    def __init__(self, out: Path) -> None:
-        self.file, self.begun = out / "stages.json", 0
-        self.seconds: dict[str, float] = json.loads(self.file.read_text()) if self.file.is_file() else {}
-
-    def run(self, name: str, words: Sequence[str], *, about: float | None = None, done: Path | None = None) -> None:
-        """Run a verb that is not done yet.
-
-        Args:
-            about: the seconds that it is thought to take.
-            done: a file that is there when it was done before.
-
-        Raises:
-            SystemExit: it failed, or was stopped; its message, and how to go on, are printed.
-        """
-        if name in self.seconds and (done is None or done.exists()):
-            return
-        expected = "" if about is None else f", about {minutes(about)}"
-        print(f"\n== {name}{expected}: draftsmith {shlex.join(words)}", flush=True)
-        start = time.perf_counter()
-        code = finished(["-m", "draftsmith.launch.cli", *words])
-        self.keep(f"{name} (unfinished)" if code else name, time.perf_counter() - start)
-        if code:
-            print(f"== {name} was not finished; the same command goes on here", file=sys.stderr)
-            raise SystemExit(code)
-
-    def keep(self, name: str, seconds: float) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        write_text(self.file, json.dumps(self.seconds, indent=1) + "\n")
-
-    def of(self, name: str) -> float:
-        """Seconds of a stage, with those of sittings that were stopped."""
-        return self.seconds.get(name, 0.0) + self.seconds.get(f"{name} (unfinished)", 0.0)
-
-
-def finished(words: Sequence[str]) -> int:
-    """The exit code of a Python of ours, which is told when we are to stop, and then saves what it has."""
-    child = subprocess.Popen([sys.executable, *words])
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    try:
-        return child.wait()
-    except KeyboardInterrupt:  # the terminal told it too
-        return child.wait() or 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def file_of(args: argparse.Namespace) -> Path:
@@ -304,10 +252,6 @@ def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
     )
 
 
-def minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
 # ---- the record ------------------------------------------------------------------------------
 
 
@@ -335,7 +279,23 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
         formats=FORMATS,
         rows=rows,
         tables={"smollm2": table_of(HEADS)},
-        notes=[f"Conversion {minutes(stages.of('convert'))}, answers {minutes(stages.of('answers'))}.", *args.note],
+        notes=[
+            f"Conversion {minutes(stages.of('convert'))}, answers {minutes(stages.of('answers'))}.",
+            replays_of(compared(args)),
+            *args.note,
+        ],
+    )
+
+
+def replays_of(folder: Path) -> str:
+    """What the audits' greedy replays found, over all that were compared."""
+    audits = [json.loads(each.read_text(encoding="utf-8")) for each in sorted(folder.glob("audit-*.json"))]
+    sampled, greedy = min(each["rosenblatt"]["tokens"] for each in audits), [each["replay"] for each in audits]
+    near, explained = [each["near_ties"] for each in greedy], max(each["explained"] for each in greedy)
+    tokens, bugs = min(each["tokens"] for each in greedy), sum(each["bugs"] for each in greedy)
+    return (
+        f"Each audit judged {sampled:,} sampled tokens or more, and {tokens:,} greedy ones or more, of which {min(near)} "
+        f"to {max(near)} are near-ties (rounding explains at most {explained:.0f}) and {bugs} are no argmax beyond that."
     )
 
 

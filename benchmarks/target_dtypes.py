@@ -185,18 +185,23 @@ def assembled(rows: list[dict[str, Cell]], targets: dict[str, Backbone], args: a
     )
 
 
+def add_prompts(parser: argparse.ArgumentParser, *, prompt_tokens: int) -> None:
+    """What is decoded, how far and by how many threads, and where the record goes."""
+    parser.add_argument("--prompts", default="stdlib", help="as --prompts of `eval`")
+    parser.add_argument("--count", type=int, default=16, help="prompts")
+    parser.add_argument("--prompt-tokens", type=int, default=prompt_tokens)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="write the record here")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="tiny")
-    parser.add_argument("--prompts", default="stdlib", help="as --prompts of `eval`")
-    parser.add_argument("--count", type=int, default=16, help="prompts")
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    add_prompts(parser, prompt_tokens=256)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8], help="of a call")
     parser.add_argument("--context", type=int, default=200, help="tokens before a call")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path, help="write the record here")
     return parser.parse_args()
 
 

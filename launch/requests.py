@@ -457,7 +457,7 @@ class QuickstartRequest:
     out: Path = Path("quickstart")
     """Folder for everything."""
     steps: int | None = None
-    """Train for so many steps alone: the whole way in two minutes, with no figure to quote."""
+    """Train for so many steps alone: the whole way in less time, with no figure to quote."""
 
 
 @dataclass

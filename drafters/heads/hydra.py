@@ -309,7 +309,7 @@ class PrefixLayer(EagleLayer):
     """A Llama layer of the target's sizes, without biases; it passes h on until it is trained.
 
     The published code has one more norm after the layer, which heads that begin as copies of the
-    target's projection have to unlearn.
+    target's projection would have to unlearn; with `normed` it is there.
     """
 
     def __init__(self, shape: LayerShape, *, normed: bool = False) -> None:

@@ -8,6 +8,7 @@ results, and `report.py`, which shows them.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,22 @@ VERDICTS = ("NOT lossless", "not audited", "lossy", "lossless")
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of `results.json`."""
     return json.loads((files(__package__) / "results.schema.json").read_text(encoding="utf-8"))
+
+
+def results_of_others(rows: Sequence[dict[str, Any]], target: str) -> dict[str, Any]:
+    """The content of `results.json` of rows that our decoder did not make: nothing of settings, costs and drafts."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rows": rows,
+        "left_out": 0,
+        "sweep": [],
+        "costs": None,
+        "settings": None,
+        "target": {"name": target, "bytes": None},
+        "draft": {"bytes": None, "loaded": [], "settings": {}},
+        "repeat": [],
+        "environment": None,
+    }
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ...eval.config import EvalConfig
 from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import environment
 from ...eval.measure.requests import make_requests
-from ...eval.report.results import SCHEMA_VERSION
+from ...eval.report.results import results_of_others
 from ...eval.report.server import show_server
 from ...eval.server import answers, measure
 from ...eval.server.audit import ServerAudit, audit_server
@@ -156,16 +156,9 @@ def _results(
     named: NamedServer, config: EvalConfig, rows: list[dict[str, Any]], notes: Sequence[str]
 ) -> dict[str, Any]:
     promise = named.promise
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "rows": rows,
-        "left_out": 0,
-        "sweep": [],
-        "costs": None,
+    return results_of_others(rows, named.server.model) | {
         "settings": config.model_dump(),
-        "target": {"name": named.server.model, "bytes": None},
         "draft": {"bytes": 0, "loaded": [], "settings": {}},
-        "repeat": [],
         "environment": environment(),
         "server": {
             "url": named.server.public_url,

@@ -27,7 +27,7 @@ from ...eval.measure.metrics import Counts, acceptance, acceptance_fields
 from ...eval.measure.rounds import AllRounds, speed_fields
 from ...eval.report.answers import ANSWERS, read_answers
 from ...eval.report.report import results_in
-from ...eval.report.results import SCHEMA_VERSION, read_results
+from ...eval.report.results import read_results, results_of_others
 from ...eval.report.tables import verdict_of
 from ...storage import writable_folder, write_text
 
@@ -209,19 +209,8 @@ def results_of(
             notes.append(f"{path.name}: {failed} turns hold ERROR, where its decoder failed.")
     if plain is None:
         notes.append("No file of plain decoding was named (--baseline), so nothing says what is gained.")
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "rows": rows,
-        "left_out": 0,
-        "sweep": [],
-        "costs": None,
-        "settings": None,
-        "target": {"name": target or (plain[0].model if plain else "not stated"), "bytes": None},
-        "draft": {"bytes": None, "loaded": [], "settings": {}},
-        "repeat": [],
-        "environment": None,
-        "converted": {"form": "Spec-Bench", "files": [path.name for path in files], "notes": notes},
-    }
+    made = results_of_others(rows, target or (plain[0].model if plain else "not stated"))
+    return made | {"converted": {"form": "Spec-Bench", "files": [path.name for path in files], "notes": notes}}
 
 
 def read_file(path: Path) -> list[Answered]:

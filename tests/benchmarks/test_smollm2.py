@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from draftsmith.benchmarks import smollm2
+from draftsmith.benchmarks.common import stages
 from draftsmith.benchmarks.common.function_questions import questions
-from draftsmith.benchmarks.smollm2 import Stages, asked, file_of, planned, steps_of, told, training, write_prompts
+from draftsmith.benchmarks.common.stages import Stages
+from draftsmith.benchmarks.smollm2 import asked, file_of, planned, steps_of, told, training, write_prompts
 from draftsmith.launch.cli import main
 
 SOURCE = '''
@@ -80,7 +82,7 @@ def test_rows_of_ones_own_are_split(tmp_path: Path) -> None:
 
 def test_a_stage_that_is_done_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, ran = [0, 75, 0], []
-    monkeypatch.setattr(smollm2, "finished", lambda words: ran.append(words[2]) or codes.pop(0))
+    monkeypatch.setattr(stages, "finished", lambda words: ran.append(words[2]) or codes.pop(0))
     Stages(tmp_path).run("one", ["ls"])
     with pytest.raises(SystemExit, match="75"):
         Stages(tmp_path).run("two", ["show"])
@@ -99,12 +101,12 @@ def test_steps_fill_the_minutes_and_are_kept(tmp_path: Path, monkeypatch: pytest
         (out / "metrics.jsonl").write_text("\n".join(map(json.dumps, paces)))
         return 0
 
-    monkeypatch.setattr(smollm2, "finished", trial)
+    monkeypatch.setattr(stages, "finished", trial)
     args = args_of(tmp_path)
     assert steps_of(args, Stages(tmp_path), "medusa") == 60  # 120 s of 128 tokens, in steps of 256
     plan = planned(args, Stages(tmp_path))
     assert "60 steps" in told(plan, args)
-    monkeypatch.setattr(smollm2, "finished", lambda words: 1)
+    monkeypatch.setattr(stages, "finished", lambda words: 1)
     assert planned(args, Stages(tmp_path)) == plan
 
 

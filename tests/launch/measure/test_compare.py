@@ -22,7 +22,18 @@ from draftsmith.trainers.teacher.frozen import saver
 from helpers.models.shallow_target import SHALLOW
 
 FEW = ["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.repeats", "1", "--eval.temperatures", "0,1"]
-FEW += ["--audit.tokens", "500", "--audit.sequences", "10000", "--audit.prompts", "2", "--audit.max_new_tokens", "16"]
+FEW += [
+    "--audit.tokens",
+    "500",
+    "--audit.sequences",
+    "10000",
+    "--audit.prompts",
+    "2",
+    "--audit.max_new_tokens",
+    "16",
+    "--audit.batch",
+    "36",
+]
 
 
 @pytest.fixture
