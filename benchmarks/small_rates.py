@@ -21,6 +21,7 @@ from draftsmith.benchmarks.common.kept import file_name, is_finished
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Audit, table_of
+from draftsmith.benchmarks.common.stages import finished
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import json_lines
 
@@ -64,7 +65,7 @@ def one(args: argparse.Namespace, family: str, size: str, factor: float) -> dict
     if not is_finished(run):
         answers = args.out / "answers" / "answers.jsonl"
         words = smollm2.training(family, args, answers, run, args.steps, {"optimizer.lr": rate, **PROBE})
-        if code := smollm2.finished(["-m", "draftsmith.launch.cli", *words, *shlex.split(size)]):
+        if code := finished(["-m", "draftsmith.launch.cli", *words, *shlex.split(size)]):
             raise SystemExit(code)
     last = {line["kind"]: line for line in json_lines(run / "metrics.jsonl")}
     # heads are judged by the tokens that they get right, and have no alpha on rows

@@ -295,8 +295,8 @@ def replays_of(folder: Path) -> str:
     tokens, bugs = min(each["tokens"] for each in greedy), sum(each["bugs"] for each in greedy)
     return (
         f"Each audit judged {sampled:,} sampled tokens or more, and {tokens:,} greedy ones or more, of which "
-        f"{min(near)} to {max(near)} are near-ties (rounding explains at most {explained:.0f}) and {bugs} are no argmax "
-        "beyond that."
+        f"{min(near)} to {max(near)} are near-ties (rounding explains at most {explained:.0f}) and {bugs} are no "
+        "argmax beyond that."
     )
 
 
