@@ -222,14 +222,15 @@ class ObjectiveConfig(Section):
     from_kl_share: float | None = Field(None, ge=0, le=1)
     """Share of the steps in which the weights move linearly from forward KL alone to those above;
     empty: 0.3 with `tv` and neither `kl` nor `ce`, else 0. For `distill` and `boost`."""
-    positions: Literal["geometric", "d-pace", "accepted"] = "geometric"
+    positions: Literal["geometric", "d-pace", "accepted", "on-policy"] = "geometric"
     """Weights of the drafts behind one place of the text: `geometric` lets each count `decay` times the one before it,
     by the method's section; `d-pace` follows how likely the text's own tokens are to be accepted so far; `accepted`
     is what a draft adds to the expected accepted length by the target's distributions: with `tv` alone that length is
-    the objective."""
+    the objective. `on-policy` counts a draft as often as decoding's own drafts get there, of rows that the target has
+    written at temperature 1: with `tv` alone the accepted length of the drafter's own drafts is the objective."""
     pace_floor: float | None = Field(None, ge=0, le=1)
     """The probability with which a token counts for these weights that the draft gives none, so that far positions
-    learn from the first step; empty: 0.5 for `d-pace`, 0 for `accepted`."""
+    learn from the first step; empty: 0.5 for `d-pace`, else 0."""
     chunk: int | None = Field(None, ge=1)
     """Positions whose full-vocabulary logits exist at the same time; less memory when small. Empty: 256, and fewer
     where the vocabulary has more than 65,536 tokens (64 of 262,144)."""

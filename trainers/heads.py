@@ -149,11 +149,8 @@ class HeadsStudent(StaticParts):
             place = label_places(batch, k + 1)
             label_P = self._in_draft_vocabulary(batch["input_ids"][:, k + 1 :][place])
             given_PH = self._projected(k, place, reads)
-            if pace.by_target:
-                state_PH = hidden_RSH[:, k:-1][place]
-                passed.append(self._chunked(k)(given_PH, label_P, self._teacher(state_PH), only="alpha")[0])
-            else:
-                passed.append(self._chunked(k)(given_PH, label_P, only="label_q")[0])
+            teacher = self._teacher(hidden_RSH[:, k:-1][place]) if pace.by_target else None
+            passed.append(self._chunked(k)(given_PH, label_P, teacher, only=pace.asks)[0])
             anchors.append(joined(place, batch["input_ids"].shape[1]))
             head.append(torch.full_like(label_P, k - 1))
         counts = batch["input_ids"].numel(), len(head)

@@ -119,9 +119,9 @@ class BlockStudent(Student):
         known_RAK, own_P = given.anchors.known_RAK, super().weights(drafts, batch, given)
         place = places(on_host(known_RAK), known_RAK.device)
         weight_RAK = known_RAK.float()
-        if own_P is not None:
-            weight_RAK = weight_RAK.index_put(place, own_P)
         of_length = self._pace is not None and self._pace.by_target
+        if own_P is not None and not of_length:
+            weight_RAK = weight_RAK.index_put(place, own_P)
         counted_RAK = known_RAK.any(2, keepdim=True).float() if of_length else weight_RAK
         labels_R = batch["loss_mask"].sum(1)
         if self._config.weigh == "blocks":  # one mean over all blocks, times as many labels as the loop divides by
@@ -129,7 +129,8 @@ class BlockStudent(Student):
         else:
             weight_R = counted_RAK.sum((1, 2))
         mean_R = labels_R / weight_R.clamp_min(torch.finfo(torch.float32).tiny)
-        return (weight_RAK * mean_R[:, None, None])[place]
+        mean_P = mean_R.expand(len(known_RAK))[place[0]]
+        return mean_P if own_P is None else own_P * (mean_P if own_P.ndim == 1 else mean_P[:, None])
 
     def labels(self, drafts: Drafts, given: BlockTeacher) -> Tensor:
         """The labels, or the target's likeliest tokens in their places, where the recipe has it so."""

@@ -29,7 +29,7 @@ from ...drafters.layers.static import StaticParts, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from ..config import chunk_of
 from .buckets import behind, lengthened
-from .mix import acceptance
+from .mix import acceptance, label_kept
 from .mix import cross_entropy as label_entropy
 
 _PAYS = 4
@@ -126,7 +126,7 @@ class ChunkedLoss(StaticParts):
         *,
         added: Added | None = None,
         loss: TokenLoss | None = None,
-        only: Literal["label_q", "alpha"] | None = None,
+        only: Passed | None = None,
         keep: PositionTerm | None = None,
         report_weight_P: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -139,25 +139,25 @@ class ChunkedLoss(StaticParts):
             label_P: labels, or what else the loss takes in their place.
             teacher: the target, where the loss compares with it.
             share_P: how much each position counts in the sum that is minimised; terms are reported
-                without it.
+                without it. [P, 2]: and how much is gained where its label is kept (`mix.label_kept`).
             report_weight_P: how much each position counts in the sums that are reported; default: 1.
             added: a product that is added to the head's, before the shaping.
             loss: another one than the module's own, for this call alone.
-            only: return q(label), or sum_v min(p, q), [P] instead of the sum, without a gradient and without
-                terms, as `pace.py` needs before the loss. A flag of forward(), because ZeRO-3
+            only: return how likely each draft is accepted instead of the sum, without a gradient and without
+                terms, as `pace.py` needs before the loss (`Passed`). A flag of forward(), because ZeRO-3
                 gathers weights only inside a module's forward.
             keep: a term that is wanted position by position too; nothing is kept where there are none.
         """
         projection = self.projection
         if only is not None:
-            return _passed(hidden_PH, projection, added, label_P, self.chunk, teacher if only == "alpha" else None), {}
+            return _passed(hidden_PH, projection, added, label_P, self.chunk, teacher, only), {}
         if len(hidden_PH) == 0:
             unused = [hidden_PH, *self.parameters(), *(added or ())]
             return torch.stack([each.sum() for each in unused]).sum() * 0.0, {}
         names: list[str] = []
         chosen = self.loss if loss is None else loss
         weight_VH, bias_V, shaping = projection.weight_VH, projection.bias_V, projection.shaping
-        if self.static is not as_it_is:
+        if self.static is not as_it_is and (share_P is None or share_P.ndim == 1):
             assert added is None and keep is None  # noqa: PT018 - of methods that compile nothing
             longer = lengthened(hidden_PH, label_P, teacher, share_P, report_weight_P, self.chunk)
             hidden_PH, label_P, teacher, share_P, report_weight_P = longer
@@ -357,7 +357,11 @@ def _terms(
     with torch.set_grad_enabled(wanted):
         terms = loss(shaping(product_CV.requires_grad_(wanted)), outputs, label_C)
         loss_C = next(iter(terms.values()))
-        loss_C = loss_C if share_C is None else loss_C * share_C
+        if share_C is not None and share_C.ndim == 2:
+            share_C, gain_C = share_C.unbind(1)
+            loss_C = loss_C * share_C - gain_C * label_kept(shaping(product_CV), outputs, label_of(label_C))
+        elif share_C is not None:
+            loss_C = loss_C * share_C
         grad_CV = torch.autograd.grad(loss_C.sum(), product_CV)[0] if wanted else None
     return loss_C.detach(), {name: term.detach() for name, term in terms.items()}, grad_CV
 
@@ -370,13 +374,11 @@ def _passed(
     label_P: Tensor,
     chunk: int,
     teacher: Teacher | None,
+    asked: Passed,
 ) -> Tensor:
-    """The probability that each draft is accepted, fp32 [P], a chunk of logits at a time.
-
-    Without a teacher that of the text's own token, q(label); 0 where the label is below 0, which is none.
-    """
+    """What is asked of every draft, fp32 [P], or [P, 2] of `kept`, a chunk of logits at a time."""
     compute = compute_dtype(hidden_PH)
-    passed_P = torch.zeros(len(hidden_PH), device=hidden_PH.device)
+    passed_P = torch.zeros(len(hidden_PH), *([2] if asked == "kept" else []), device=hidden_PH.device)
     with torch.autocast(hidden_PH.device.type, enabled=False):
         projection = projection.in_dtype(compute)
         for part in _parts(len(hidden_PH), chunk):
@@ -384,13 +386,31 @@ def _passed(
             if added is not None:
                 product_CV += added.part(part, compute)
             logits_CV = projection.shaping(product_CV)
-            if teacher is not None:
-                passed_P[part] = acceptance(logits_CV, teacher.outputs(part, logits_CV.shape[-1]))
-                continue
-            label_C1 = label_P[part].clamp_min(0)[:, None]
-            log_q_C = logits_CV.gather(-1, label_C1).squeeze(-1) - logits_CV.logsumexp(-1)
-            passed_P[part] = log_q_C.exp() * (label_P[part] >= 0)
+            outputs = None if teacher is None else teacher.outputs(part, logits_CV.shape[-1])
+            passed_P[part] = PASSED[asked](logits_CV, outputs, label_P[part])
     return passed_P
+
+
+def _label_q(draft_CV: Tensor, _outputs: Any, label_C: Tensor) -> Tensor:
+    """q(label); 0 where the label is below 0, which is none."""
+    log_q_C = draft_CV.gather(-1, label_C.clamp_min(0)[:, None]).squeeze(-1) - draft_CV.logsumexp(-1)
+    return log_q_C.exp() * (label_C >= 0)
+
+
+Passed = Literal["label_q", "alpha", "kept"]
+PASSED: dict[Passed, Callable[[Tensor, Any, Tensor], Tensor]] = {
+    "label_q": _label_q,
+    "alpha": lambda draft_CV, outputs, _label_C: acceptance(draft_CV, outputs),
+    "kept": lambda draft_CV, outputs, label_C: torch.stack(
+        (acceptance(draft_CV, outputs), label_kept(draft_CV, outputs, label_C)), 1
+    ),
+}
+"""How likely a draft is accepted: the text's own token; any, sum_v min(p, q); that, and `label_kept`, [C, 2]."""
+
+
+def label_of(label_C: Tensor) -> Tensor:
+    """The text's own tokens, of labels that may have further columns."""
+    return label_C if label_C.ndim == 1 else label_C[:, 0]
 
 
 def _add_product(into_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:

@@ -241,6 +241,21 @@ def acceptance(draft_CU: Tensor, target: Tensor | OfTarget) -> Tensor:
     return torch.minimum(draft_CU.softmax(-1), target.softmax(-1)).sum(-1)
 
 
+def label_kept(draft_CU: Tensor, target: Tensor | OfTarget, label_C: Tensor) -> Tensor:
+    """min(1, q / p) of the text's own token, [C]: what a draft keeps of a text that the target wrote.
+
+    Drawn from q and accepted with min(1, p / q), a token is drafted and kept with min(p, q), which is p times this.
+    0 where the label cannot be drafted.
+    """
+    known_C1 = label_C.clamp_min(0)[:, None]
+    log_q_C = draft_CU.gather(-1, known_C1)[:, 0] - draft_CU.logsumexp(-1)
+    if isinstance(target, OfTarget):
+        log_p_C = (target.p_CU.gather(-1, known_C1)[:, 0] * target.share_C).log()
+    else:
+        log_p_C = target.gather(-1, known_C1)[:, 0] - target.logsumexp(-1)
+    return (log_q_C - log_p_C).clamp_max(0).exp() * (label_C >= 0)
+
+
 def cross_entropy(draft_CU: Tensor, label_C: Tensor) -> Tensor:
     """-log q(label), [C]."""
     return F.cross_entropy(draft_CU, label_C, reduction="none", ignore_index=UNKNOWN)

@@ -2,7 +2,8 @@
 
 D-PACE (Wu et al. 2026, arXiv 2605.18810) weighs position j by its share in the gradient of the
 expected number of accepted tokens, as far as the text's own tokens say. `length_gain` is that gradient by the
-target's distributions: with it the total variation's gradient is that of the expected length itself.
+target's distributions: with it the total variation's gradient is that of the expected length itself. `reached` is
+that of the drafter's own drafts: how often decoding gets to each place of a text that the target wrote.
 Read next: `../heads.py` and `../student/compared.py`, whose heads and passes are the positions; `chunked.py`, which
 says how likely each draft is accepted.
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..config import ObjectiveConfig
+from .chunked import Passed
 
 _Draft = TypeVar("_Draft", float, Tensor)
 
@@ -81,6 +83,37 @@ def length_gain(alpha_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
     return torch.stack(reached, 1) * torch.stack(behind[::-1], 1) * counts_AJ
 
 
+def reached(alpha_AJ: Tensor, kept_AJ: Tensor, known_AJ: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """W_j = prod_{i < j} w_i, and G_j = W_j sum_{m > j} prod_{j < i < m} w_i alpha_m, w = min(1, q / p) of the text.
+
+    A chain is drafted and kept as x with prod min(p, q)(x_i) (Leviathan et al. 2023), which is the probability
+    prod p(x_i) of that text times its W. So the mean of sum_j W_j alpha_j over texts of the target is the expected
+    accepted length of the drafter's own drafts, each place with the target's distribution behind what was drafted;
+    its gradient is that of sum_j W_j alpha_j + G_j w_j, with W and G constant.
+
+    Args:
+        alpha_AJ: as of `length_gain`.
+        kept_AJ: w of each draft.
+        known_AJ: as of `length_gain`.
+        floor: in [0, 1], as of `length_gain`, of w.
+
+    Returns:
+        W and G, fp32 [A, J], without a gradient; 0 where there is no draft.
+    """
+    alpha_AJ, kept_AJ = alpha_AJ.detach() * known_AJ, kept_AJ.detach()
+    passed_AJ = torch.where(known_AJ, (1 - floor) * kept_AJ + floor, torch.ones_like(kept_AJ))
+    reached_A, behind_A = torch.ones_like(alpha_AJ[:, 0]), torch.zeros_like(alpha_AJ[:, 0])
+    weights, behind = [], []
+    for j in range(alpha_AJ.shape[1]):
+        weights.append(reached_A)
+        reached_A = reached_A * passed_AJ[:, j]
+    for j in reversed(range(alpha_AJ.shape[1])):
+        behind.append(behind_A)
+        behind_A = alpha_AJ[:, j] + passed_AJ[:, j] * behind_A
+    weight_AJ = torch.stack(weights, 1) * known_AJ
+    return weight_AJ, weight_AJ * torch.stack(behind[::-1], 1)
+
+
 def joined(place: tuple[Tensor, Tensor], length: int) -> Tensor:
     """Rows and positions [P] as indices, in rows of `length` tokens joined end to end."""
     row_P, at_P = place
@@ -92,46 +125,68 @@ def paced(
     anchor_P: Tensor,
     draft_P: Tensor,
     counts: tuple[int, int],
-    floor: float,
-    weigh: Callable[[Tensor, Tensor, float], Tensor] = d_pace,
+    weigh: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """`d_pace`, or what else weighs, of drafts one by one, fp32 [P].
+    """What `weigh` makes of drafts as a table, one by one, fp32 [P] or [P, 2].
 
     Args:
-        passed_P: q(label), or alpha for `length_gain`.
+        passed_P: what it is given of each, [P] or [P, 2].
         anchor_P: int64, which anchor each belongs to.
         draft_P: int64, which draft behind its anchor it is, from 0.
         counts: A and J.
-        floor: as of the weights.
+        weigh: of [A, J] or [A, J, 2], and where there is a draft.
     """
     A, J = counts
     cell_P = anchor_P * J + draft_P
-    passed_AJ = passed_P.new_zeros(A * J).index_copy_(0, cell_P, passed_P).view(A, J)
+    passed_XJ = passed_P.new_zeros(A * J, *passed_P.shape[1:]).index_copy_(0, cell_P, passed_P)
     # by assignment the host would send a number and wait
     known_AJ = torch.zeros(A * J, dtype=torch.bool, device=passed_P.device).index_fill_(0, cell_P, True).view(A, J)
-    return weigh(passed_AJ, known_AJ, floor).flatten()[cell_P]
+    return weigh(passed_XJ.view(A, J, *passed_P.shape[1:]), known_AJ).flatten(0, 1)[cell_P]
 
 
 @dataclass(frozen=True)
 class DraftPace:
     """Weights by how far a draft gets, as a recipe asks for them."""
 
-    by_target: bool
-    """By the target's distributions (`length_gain`); else by the text's own tokens (`d_pace`)."""
+    asks: Passed
+    """What is asked of every draft first: `label_q` for `d_pace`, `alpha` for `length_gain`, `kept` for `reached`."""
     floor: float
+    tv: float = 0.0
+    """Of `reached`, what the accepted length counts in the loss: that of `objective.tv`."""
 
     @classmethod
     def of(cls, objective: ObjectiveConfig) -> Self | None:
         """None where the weights are fixed."""
         if objective.positions == "geometric":
             return None
-        by_target = objective.positions == "accepted"
+        asks: Passed = _ASKS[objective.positions]
         floor = objective.pace_floor
-        return cls(by_target, (0.0 if by_target else 0.5) if floor is None else floor)
+        return cls(asks, (0.5 if asks == "label_q" else 0.0) if floor is None else floor, objective.tv)
+
+    @property
+    def by_target(self) -> bool:
+        """Whether by the target's distributions; else by the text's own tokens alone."""
+        return self.asks != "label_q"
 
     def __call__(self, passed_P: Tensor, anchor_P: Tensor, draft_P: Tensor, counts: tuple[int, int]) -> Tensor:
-        """Arguments as of `paced`."""
-        return paced(passed_P, anchor_P, draft_P, counts, self.floor, length_gain if self.by_target else d_pace)
+        """What each draft counts in the loss, [P]; by `reached` [P, 2], as `ChunkedLoss` takes it.
+
+        Args:
+            passed_P: what it `asks`; the others as of `paced`.
+        """
+        return paced(passed_P, anchor_P, draft_P, counts, self._weights)
+
+    def _weights(self, passed_AJ: Tensor, known_AJ: Tensor) -> Tensor:
+        if self.asks == "label_q":
+            return d_pace(passed_AJ, known_AJ, self.floor)
+        if self.asks == "alpha":
+            return length_gain(passed_AJ, known_AJ, self.floor)
+        alpha_AJ, kept_AJ = passed_AJ.unbind(-1)
+        weight_AJ, gain_AJ = reached(alpha_AJ, kept_AJ, known_AJ, self.floor)
+        return torch.stack((weight_AJ, self.tv * gain_AJ), -1)
+
+
+_ASKS: dict[str, Passed] = {"d-pace": "label_q", "accepted": "alpha", "on-policy": "kept"}
 
 
 def geometric(draft: _Draft, decay: float, *, sum_of: int = 0) -> _Draft | None:

@@ -42,7 +42,7 @@ class Drafts(NamedTuple):
     label_P2: Tensor
     """int64: its label, and which draft it is of those behind one place, from 0."""
     share_P: Tensor | None = None
-    """How much it counts in the loss; None: all alike."""
+    """How much it counts in the loss; None: all alike. [P, 2]: as `ChunkedLoss` takes it."""
     report_weight_P: Tensor | None = None
     """How much it counts in what is reported (`report_weights`)."""
     overlap_P: Tensor | None = None
@@ -196,16 +196,18 @@ class Student(StaticParts):
         return self._pace(passed_P, anchors, draft_P, (R * (held.stop - held.start), self._drafts))
 
     def _passed(self, drafts: Drafts, batch: Batch, given: Any) -> Tensor:
-        """How likely every draft is accepted by the target's distributions; by the text's token, without `given`."""
+        """What the pace asks of every draft; by the text's token alone, without `given`."""
         label_P, added = drafts.label_P2[:, 0], self.prefix_logits(drafts, batch)
+        assert self._pace is not None  # which asks
         if given is None or not len(label_P):
-            return self.judge(drafts.hidden_PH, label_P, added=added, only="label_q")[0]
+            return self.judge(drafts.hidden_PH, label_P, added=added, only=self._pace.asks)[0]
         # the teacher takes positions in their order
         order_P = sent(on_host(drafts.at_P).argsort(stable=True), label_P.device)
         added = None if added is None else added._replace(given_PR=added.given_PR[order_P])
         teacher = self.teacher(given, drafts.at_P[order_P])
-        alpha_P, _ = self.judge(drafts.hidden_PH[order_P], label_P[order_P], teacher, added=added, only="alpha")
-        return torch.empty_like(alpha_P).index_copy_(0, order_P, alpha_P)
+        states_PH, asks = drafts.hidden_PH[order_P], self._pace.asks
+        passed_P, _ = self.judge(states_PH, label_P[order_P], teacher, added=added, only=asks)
+        return torch.empty_like(passed_P).index_copy_(0, order_P, passed_P)
 
     def teacher(self, given: Any, at_P: Tensor) -> Teacher:
         """The target's distributions at its states `at_P`, ascending, each asked for once."""

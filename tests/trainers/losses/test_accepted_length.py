@@ -1,11 +1,13 @@
-"""The expected accepted length as the objective: its value by enumeration, its gradient by finite differences."""
+"""The expected accepted length as the objective, along the text and of the drafter's own drafts: its value by
+enumeration, its gradient by finite differences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,8 +18,8 @@ from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
-from draftsmith.trainers.losses.mix import Mix
-from draftsmith.trainers.losses.pace import DraftPace, length_gain
+from draftsmith.trainers.losses.mix import Mix, OfTarget, drafted
+from draftsmith.trainers.losses.pace import DraftPace, length_gain, reached
 from draftsmith.trainers.method_config import BlockConfig, Eagle3Config, MedusaConfig, MtpConfig, PeagleConfig
 from helpers.models.method_objectives import build
 from hypothesis import given, settings
@@ -27,13 +29,14 @@ from torch import Tensor, nn
 LENGTH = {"kl": 0.0, "tv": 1.0, "positions": "accepted"}
 
 
-def expected_length(alpha_AJ: Tensor, known_AJ: Tensor) -> Tensor:
-    """sum_m prod_{i <= m} alpha_i of every draft, what is not known left out. [A]."""
+def expected_length(alpha_AJ: Tensor, known_AJ: Tensor, kept_AJ: Tensor | None = None) -> Tensor:
+    """sum_m alpha_m prod_{i < m} kept_i of every draft, what is not known left out; `kept`: alpha, unless given. [A]."""
     total = torch.zeros_like(alpha_AJ[:, 0])
-    for row, (alphas, known) in enumerate(zip(alpha_AJ, known_AJ.tolist(), strict=True)):
+    kept_AJ = alpha_AJ if kept_AJ is None else kept_AJ
+    for row, (alphas, kept, known) in enumerate(zip(alpha_AJ, kept_AJ, known_AJ.tolist(), strict=True)):
         places = [j for j, there in enumerate(known) if there]
-        for last in range(len(places)):
-            total[row] = total[row] + alphas[places[: last + 1]].prod()
+        for last, place in enumerate(places):
+            total[row] = total[row] + alphas[place] * kept[places[:last]].prod()
     return total
 
 
@@ -92,6 +95,83 @@ def test_the_length_is_what_decoding_accepts_and_its_gradient_goes_through_all_f
     torch.testing.assert_close(-ours.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10_000), st.sampled_from([0.5, 0.9, 1.0]))
+def test_what_is_reached_has_the_gradient_along_the_text(A: int, J: int, seed: int, share: float) -> None:
+    g = torch.Generator().manual_seed(seed)
+    known = torch.rand(A, J, generator=g) < share
+    alpha, kept = ((1.4 * torch.rand(2, A, J, generator=g, dtype=torch.float64) - 0.2).clamp(0, 1)).unbind()
+    alpha.requires_grad_()
+    kept.requires_grad_()
+    along = expected_length(alpha, known, kept).sum() + 0 * (alpha.sum() + kept.sum())
+    wanted = torch.autograd.grad(along, (alpha, kept))
+    torch.testing.assert_close(reached(alpha, kept, known, 0.0), wanted)
+
+
+def test_what_is_reached_by_hand() -> None:
+    """Kept with 0.5, 0 and 1, alphas 0.8, 0.6 and 0.4: the third is never reached, and kept the second would open it."""
+    alpha, kept = torch.tensor([[0.8, 0.6, 0.4]]), torch.tensor([[0.5, 0.0, 1.0]])
+    weight, gain = reached(alpha, kept, torch.ones(1, 3, dtype=torch.bool), 0.0)
+    assert weight[0].tolist() == pytest.approx([1.0, 0.5, 0.0])
+    assert gain[0].tolist() == pytest.approx([0.6, 0.5 * 0.4, 0.0])
+    weight, gain = reached(alpha, kept, torch.tensor([[True, False, True]]), 0.0)
+    assert weight[0].tolist() == pytest.approx([1.0, 0.0, 0.5])
+    assert gain[0].tolist() == pytest.approx([0.4, 0.0, 0.0])
+    weight, _ = reached(alpha, kept, torch.ones(1, 3, dtype=torch.bool), 0.5)
+    assert weight[0].tolist() == pytest.approx([1.0, 0.75, 0.375])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_texts_of_the_target_say_what_becomes_of_the_drafters_own_drafts(own: bool) -> None:
+    """Drafts and the target look at what is in front: all drafts of a vocabulary of three, tried token by token.
+
+    `own`: the drafter has a part of the vocabulary.
+    """
+    V, J = 3, 3
+    g = torch.Generator().manual_seed(3)
+    prefixes = [prefix for j in range(J) for prefix in product(range(V), repeat=j)]
+    hidden = {prefix: torch.randn(4, generator=g) for prefix in prefixes}
+    p = {prefix: (2 * torch.randn(V, generator=g)).softmax(-1) for prefix in prefixes}
+    ids_U = torch.tensor([0, 2]) if own else torch.arange(V)
+    head = nn.Linear(4, len(ids_U), bias=False)
+
+    def q(prefix: tuple[int, ...]) -> dict[int, Tensor]:
+        return dict(zip(ids_U.tolist(), head(hidden[prefix]).softmax(-1), strict=True))
+
+    wanted_E = torch.zeros(())
+    for draft in product(ids_U.tolist(), repeat=J):
+        behind = [(draft[:j], x) for j, x in enumerate(draft)]
+        drawn = torch.stack([q(prefix)[x] for prefix, x in behind]).prod()
+        kept = torch.stack([(p[prefix][x] / q(prefix)[x]).clamp_max(1) for prefix, x in behind])
+        wanted_E = wanted_E + drawn * kept.cumprod(0).sum()
+    (wanted,) = torch.autograd.grad(wanted_E, head.weight)
+    mix = Mix(tv=1.0)
+    module = ChunkedLoss(head, mix, chunk=2)
+    eye = nn.Linear(V, V, bias=False)
+    eye.weight.data = torch.eye(V)
+    whole = ChunkedLoss(eye, mix, chunk=2).whole
+    pace = DraftPace("kept", 0.0, tv=1.0)
+    total, gradient = 0.0, torch.zeros_like(head.weight)
+    for text in product(range(V), repeat=J):  # every text of the target, by its probability
+        behind = [text[:j] for j in range(J)]
+        chance = float(torch.stack([p[prefix][x] for prefix, x in zip(behind, text, strict=True)]).prod())
+        states = torch.stack([hidden[prefix] for prefix in behind])
+        teacher = Teacher(
+            torch.stack([p[prefix].log() for prefix in behind]),
+            whole,
+            cut=partial(OfTarget.of, ids_U=ids_U, mix=mix) if own else None,
+        )
+        label = drafted(torch.tensor(text), ids_U)
+        passed, _ = module(states, label, teacher, only="kept")
+        share = pace(passed, torch.zeros(J, dtype=torch.long), torch.arange(J), (1, J))
+        alpha, kept = passed.unbind(1)
+        total += chance * float(expected_length(alpha[None], torch.ones(1, J, dtype=torch.bool), kept[None]))
+        loss, _ = module(states, label, teacher, share)
+        gradient -= chance * torch.autograd.grad(loss, head.weight)[0]
+    assert total == pytest.approx(wanted_E.item(), rel=1e-5)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def target() -> Backbone:
     return make_target("qwen3")
@@ -125,13 +205,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tensor]:
-    """What the weights were made of at last, as a table: alpha of each anchor's drafts, [A, J], -1 where is none."""
+    """What the weights were made of at last, as a table: alpha of each anchor's drafts, -1 where is none, and what is
+    kept behind it. [2, A, J]."""
     seen: list[Tensor] = []
     real = DraftPace.__call__
 
     def look(self: DraftPace, passed_P: Tensor, anchor_P: Tensor, draft_P: Tensor, counts: tuple[int, int]) -> Tensor:
-        table = torch.full(counts, -1.0, dtype=torch.float64)
-        table[anchor_P, draft_P] = passed_P.double()
+        table = torch.full((2, *counts), -1.0, dtype=torch.float64)
+        table[:, anchor_P, draft_P] = (passed_P.T if passed_P.ndim == 2 else passed_P).double()
         seen.append(table)
         return real(self, passed_P, anchor_P, draft_P, counts)
 
@@ -139,14 +220,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tensor]:
     return lambda: seen[-1]
 
 
+@pytest.mark.parametrize("positions", ["accepted", "on-policy"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_of_a_family_has_the_gradient_of_its_accepted_length(
-    name: str, target: Backbone, monkeypatch: pytest.MonkeyPatch
+    name: str, positions: Literal["accepted", "on-policy"], target: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By finite differences along the gradient, over all weights of the drafter at once."""
     method, sections = CASES[name]
     torch.manual_seed(0)
-    goal = build(method, target.model, **sections, objective=ObjectiveConfig(chunk=5, **LENGTH))
+    length_config = ObjectiveConfig(chunk=5, kl=0.0, tv=1.0, positions=positions)
+    goal = build(method, target.model, **sections, objective=length_config)
     for number, weight in enumerate(goal.draft().parameters()):  # what begins as zeros or as the target's learns apart
         weight.data += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
     batch, last = rows(), watched(monkeypatch)
@@ -157,8 +240,8 @@ def test_the_loss_of_a_family_has_the_gradient_of_its_accepted_length(
         """As it is weighed: heads and passes add up, blocks are a mean of each row's, times its labels."""
         with torch.no_grad():
             goal.module(batch, teacher_output)
-        alpha_AJ = last()
-        length_A = expected_length(alpha_AJ.clamp_min(0), alpha_AJ >= 0)
+        alpha_AJ, kept_AJ = last()
+        length_A = expected_length(alpha_AJ.clamp_min(0), alpha_AJ >= 0, kept_AJ.clamp_min(0))
         if method not in ("dflash", "dspark"):
             return float(length_A.sum())
         rows_A, there = torch.arange(len(length_A)) // S, (alpha_AJ >= 0).any(1)
@@ -180,6 +263,15 @@ def test_the_loss_of_a_family_has_the_gradient_of_its_accepted_length(
     assert ends[0] > ends[1]
 
 
+@pytest.mark.parametrize("name", ["medusa", "mtp", "dflash"])
+def test_a_batch_of_prompts_alone(name: str, target: Backbone) -> None:
+    method, sections = CASES[name]
+    goal = build(method, target.model, **sections, objective=ObjectiveConfig(kl=0.0, tv=1.0, positions="on-policy"))
+    batch = rows() | {"loss_mask": torch.zeros(2, 14, dtype=torch.bool)}
+    loss, _ = goal.module(batch, goal.prepare(batch))
+    assert loss.item() == 0
+
+
 @pytest.mark.parametrize("name", ["medusa", "eagle3", "dspark"])
 def test_the_accepted_length_grows(name: str, target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     method, sections = CASES[name]
@@ -190,7 +282,7 @@ def test_the_accepted_length_grows(name: str, target: Backbone, monkeypatch: pyt
     optimizer, lengths = torch.optim.Adam(goal.module.parameters(), lr=3e-3), []
     for _ in range(8):
         loss, _ = goal.module(batch, teacher_output)
-        alpha_AJ = last()
+        alpha_AJ, _ = last()
         lengths.append(float(expected_length(alpha_AJ.clamp_min(0), alpha_AJ >= 0).sum()))
         optimizer.zero_grad()
         loss.backward()

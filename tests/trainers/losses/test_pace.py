@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_places_that_hold_their_own_anchors(given: tuple[Tensor, Tensor]) -> Non
     anchors = [known[:, j].nonzero()[:, 0] for j in range(known.shape[1])]
     draft = torch.cat([torch.full_like(at, j) for j, at in enumerate(anchors)])
     q_P = torch.cat([label_q[at, j] for j, at in enumerate(anchors)])
-    together = paced(q_P, torch.cat(anchors), draft, (len(label_q), len(anchors)), floor=0.5)
+    together = paced(q_P, torch.cat(anchors), draft, (len(label_q), len(anchors)), partial(d_pace, floor=0.5))
     ours = together.split([len(at) for at in anchors])
     whole = d_pace(label_q, known, 0.5)
     for j, at in enumerate(anchors):
