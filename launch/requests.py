@@ -230,6 +230,35 @@ class CompareRequest:
 
 
 @dataclass
+class AdaptRequest:
+    """Let a run's drafter follow a target that is being tuned: train it on new rollouts, use it where it is better."""
+
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of a finished run; its recipe and its drafter are begun with."""
+    target: str
+    """Folder, GGUF file or hub name of the target as it is now; read anew in every round."""
+    rollouts: Path
+    """JSONL file, or a folder of such files: rows of any shape that `data.source` reads, best the target's own
+    answers. They may grow; a round takes what no round has read."""
+    out: Path | None = None
+    """Folder with the drafter in use, `adapted.json` and the rounds; default RUN/adapted."""
+    steps: int = 100
+    """Training steps of a round."""
+    rows: int = 64
+    """Fewest new rollouts that begin a round."""
+    prompts: int = 32
+    """Most held-out prompts that both drafters draft for."""
+    temperature: float = 1.0
+    """At which the target writes there."""
+    audit: bool = True
+    """Audit a new drafter before it may be used; --no-audit shows "not audited" in its place."""
+    watch: bool = False
+    """Wait for more rollouts, until a signal."""
+    poll: float = 10.0
+    """Seconds between two looks."""
+
+
+@dataclass
 class ChatRequest(Pair):
     """Type prompts and watch the drafter work: tokens coloured by origin, speed beside plain decoding."""
 

@@ -21,6 +21,7 @@ from ..eval.measure.environment import environment
 from ..storage import is_first, writable_folder, write_text
 from . import requests
 from .check.early import (
+    check_adapt,
     check_audit,
     check_chat,
     check_compare,
@@ -162,6 +163,14 @@ def _compare(request: requests.CompareRequest, overrides: Values) -> None:
     run_compare(request, overrides, pairs, console())
 
 
+def _adapt(request: requests.AdaptRequest, overrides: Values) -> str:
+    check_adapt(request, overrides)
+    from .train.adapt import run_adapt
+
+    run_adapt(request, overrides, say)
+    return f"the drafter in use: {(request.out or request.run_folder / 'adapted') / 'drafter'}"
+
+
 def _chat(request: requests.ChatRequest, overrides: Values) -> None:
     pair = check_chat(request, overrides)
     from .chat import chat
@@ -273,6 +282,7 @@ VERBS: dict[str, Verb] = {
     "tree": Verb(requests.TreeRequest, _tree, takes_values=True),
     "tune": Verb(requests.TuneRequest, _tune, takes_values=True),
     "compare": Verb(requests.CompareRequest, _compare, takes_values=True),
+    "adapt": Verb(requests.AdaptRequest, _adapt, takes_values=True),
     "chat": Verb(requests.ChatRequest, _chat, takes_values=True),
     "export": Verb(requests.ExportRequest, _export),
     "push": Verb(requests.PushRequest, _push),

@@ -52,6 +52,17 @@ EXTRA = {
     "chat": ["--max-new-tokens", "12"],
     "tune": ["--limit", "8", "--eval.max_new_tokens", "12", "--no-surfaces"],
     "generate": ["--limit", "6", "--max-new-tokens", "16"],
+    "adapt": [
+        *SMALL_AUDIT,
+        "--steps",
+        "2",
+        "--prompts",
+        "2",
+        "--eval.max_new_tokens",
+        "12",
+        "--data.limit_rows",
+        "null",
+    ],
 }
 SMALL_MODEL = (
     "--families medusa --row-tokens 512 --dtype fp32 --training '--loop.validate_rows 2 --data.validation_share 0.2'"

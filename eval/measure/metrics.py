@@ -145,6 +145,28 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
     return Interval(value, float(bounds.low), float(bounds.high))
 
 
+def tau_gain(one: Sequence[Counts], other: Sequence[Counts], *, seed: int = 0) -> Interval:
+    """tau of `one` less that of `other`, with its 95 % interval: the same requests, resampled together."""
+    sums = [np.array([(each.emitted, each.steps) for each in counts], float).T for counts in (one, other)]
+    unknown = float("nan")
+    if not all(steps_R.sum() for _, steps_R in sums):
+        return Interval(unknown, unknown, unknown)
+
+    def statistic(own: Floats, own_steps: Floats, others: Floats, others_steps: Floats, axis: int = -1) -> Floats:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return own.sum(axis) / own_steps.sum(axis) - others.sum(axis) / others_steps.sum(axis)
+
+    parts = [*sums[0], *sums[1]]
+    value = float(statistic(*parts))
+    if len(one) < 2:
+        return Interval(value, unknown, unknown)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        how: dict[str, Any] = {"paired": True, "method": "percentile", "rng": np.random.default_rng(seed)}
+        bounds = stats.bootstrap(parts, statistic, n_resamples=2000, **how).confidence_interval
+    return Interval(value, float(bounds.low), float(bounds.high))
+
+
 def mean_of_ratios(sets: Sequence[tuple[Floats, Floats]], *, seed: int = 0, resamples: int = 2000) -> Interval:
     """The mean over sets of sum(top) / sum(bottom), each counting alike, with its 95 % interval.
 

@@ -22,7 +22,7 @@ from ...trainers.methods import own_sections
 from ..methods import SKELETON, TRAINED, need_draft, split_methods
 from ..recipe.load import load_recipe, without_run
 from ..recipe.model import Recipe
-from ..requests import AuditRequest, ChatRequest, CompareRequest, Pair, RunPair, TreeRequest, TuneRequest
+from ..requests import AdaptRequest, AuditRequest, ChatRequest, CompareRequest, Pair, RunPair, TreeRequest, TuneRequest
 from .devices import processes
 
 _OF_TRAINING = ("method", "features", "machine", "model", "objective", "optimizer", "checkpoint", "probe")
@@ -206,6 +206,23 @@ def check_alone(command: str, why: str, instead: str = _IN_A_TEAM) -> None:
         raise RequestError(
             f"{count} processes were launched, and {command} {why}; start it in one process, by "
             f"`draftsmith {command}`; {instead}"
+        )
+
+
+def check_adapt(request: AdaptRequest, overrides: Sequence[tuple[str, str]]) -> None:
+    """Raise where there is no run, no rollout, or a wrong value."""
+    check_alone("adapt", "decides by what one process measures", "`train` goes on from a drafter in many")
+    check_least(request, steps=1, rows=1, prompts=2, temperature=0, poll=0)
+    run = request.run_folder
+    if not (run / "run.yaml").is_file() or not (run / "drafter").is_dir():
+        raise RequestError(f"{run} is no finished run of a drafter; expected a folder with run.yaml and drafter/")
+    if not request.rollouts.exists():
+        raise RequestError(f"{request.rollouts} is not there; expected a JSONL file of rollouts, or a folder of them")
+    recipe = load_recipe(str(run / "run.yaml"), overrides).recipe
+    if recipe.tunes_target or not recipe.record.has_target:
+        raise RequestError(
+            f"{run} is a run of {recipe.method}, which trains the target itself; expected a run of a drafter for a "
+            "target that stays as it is within a run"
         )
 
 

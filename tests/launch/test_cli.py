@@ -95,7 +95,20 @@ def test_words_that_are_not_understood(words: list[str], reason: str, capfd: Cap
     assert "Traceback" not in message.err
 
 
-TAKES_VALUES = {"show", "check", "train", "eval", "audit", "tree", "tune", "chat", "compare", "inspect", "generate"}
+TAKES_VALUES = {
+    "show",
+    "check",
+    "train",
+    "eval",
+    "audit",
+    "tree",
+    "tune",
+    "chat",
+    "compare",
+    "inspect",
+    "generate",
+    "adapt",
+}
 
 
 @pytest.mark.parametrize("verb", [[], *[[name] for name in verbs.VERBS]])

@@ -12,7 +12,7 @@ from draftsmith.decoding.engine import generate
 from draftsmith.decoding.rules.acceptance import Outcome
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.steps import StepLog
-from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, degeneracy, ratio
+from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, degeneracy, ratio, tau_gain
 
 
 def counts(steps: int, emitted: int, tested: list[int], passed: list[int]) -> Counts:
@@ -27,6 +27,26 @@ def test_measures_by_hand() -> None:
     assert result.alpha.value == 7 / 9
     assert [each.value for each in result.n_alpha] == [4 / 5, 3 / 4]
     assert result.n_alpha_counts == [5, 4]
+
+
+def test_the_gain_is_of_the_same_requests_resampled_together() -> None:
+    """Each request gains half a token a step, however unlike they are: so does every resample."""
+    uneven = [counts(4, 4 * n, [4], [2]) for n in (1, 2, 6)]
+    more = [counts(4, 4 * n + 2, [4], [2]) for n in (1, 2, 6)]
+    gain = tau_gain(more, uneven)
+    assert gain.to_list() == pytest.approx([0.5] * 3)
+    assert tau_gain(uneven, more).to_list() == pytest.approx([-0.5] * 3)
+    # apart, neither interval leaves the other out
+    assert acceptance(uneven).tau.high > acceptance(more).tau.value > acceptance(more).tau.low
+    one, other = [counts(4, 12, [4], [2]), counts(1, 1, [1], [0])], [counts(2, 4, [2], [1]), counts(2, 2, [2], [0])]
+    found = tau_gain(one, other)
+    assert found.value == pytest.approx(13 / 5 - 6 / 4)
+    assert (found.low, found.high) == (pytest.approx(0.0), pytest.approx(1.1))  # of the second alone: 1 - 1
+
+
+def test_a_gain_that_nothing_is_known_of() -> None:
+    assert tau_gain([counts(0, 0, [0], [0])], [counts(1, 2, [1], [1])]).to_list() == [None] * 3
+    assert tau_gain([counts(1, 2, [1], [1])], [counts(1, 1, [1], [0])]).to_list() == [1.0, None, None]
 
 
 def outcome(accepted_B: torch.Tensor, depth: int) -> Outcome:
