@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ..decoding.proposal import Proposer
     from ..eval.measure.arms import Arm
     from ..eval.measure.requests import Request
-    from ..eval.tune.race import Raced
     from .measure.loaded import Loaded
 
 RECIPE = "eagle-tiny"
@@ -84,10 +83,12 @@ def quickstart(out: Path, console: Console, steps: int | None = None) -> None:
     if shorter:
         console.print(f"a run of {steps} steps in place of {TRAINING['loop.steps']}: no figure of it is worth quoting")
     resolved = load_recipe(RECIPE, list((TRAINING | (HALF if half else {}) | shorter).items()))
+    stages.begin("a first look: what does copying from the text gain here, without any training?")
+    lookup = _first_look(resolved.recipe, out, console)
     stages.begin(f"training{', in bf16' if half else ''}: {resolved.recipe.summary}")
     train(resolved, out=out / RUN)
-    stages.begin("tuning: which setting of each is fastest on this machine?")
-    lookup = _tune(out, console)
+    stages.begin("tuning: which of its settings is fastest on this machine?")
+    _tune(out, console)
     results = _measure(out, lookup, console, stages, steps)
     stages.begin("reporting")
     from ..eval.report.report import write_report
@@ -103,7 +104,7 @@ def quickstart(out: Path, console: Console, steps: int | None = None) -> None:
 
 
 class _Stages:
-    """Says which of five begins, and how long all before it took."""
+    """Says which of six begins, and how long all before it took."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._start, self._begun = console, time.perf_counter(), 0
@@ -115,24 +116,28 @@ class _Stages:
     def begin(self, words: str) -> None:
         self._begun += 1
         behind = f" ({self.seconds:.0f} s so far)" if self._begun > 1 else ""
-        self._console.print(f"{self._begun}/5 {words} ...{behind}")
+        self._console.print(f"{self._begun}/6 {words} ...{behind}")
 
 
-def _tune(out: Path, console: Console) -> dict[str, str]:
-    """Leave `tuned.json` beside the drafter; the setting of prompt lookup, which has no folder."""
-    run = (out / RUN,)
-    copying = TuneRequest(runs=run, method=TRAINING_FREE, limit=8, best=2, surfaces=False, out=out / TRAINING_FREE)
-    best, *_ = _tuned(copying, console)
-    # trees need calls that cost little more with many tokens, which a CPU does not have
-    _tuned(TuneRequest(runs=run, method=TRAINED, limit=24, best=2, chains=True, surfaces=False), console)
+def _first_look(recipe: Recipe, out: Path, console: Console) -> dict[str, str]:
+    """The fastest setting of prompt lookup, on held-out rows of the recipe; what it gains is printed."""
+    from .check.early import NamedFolders
+    from .measure.tune import run_tune
+
+    request = TuneRequest(method=TRAINING_FREE, limit=8, best=2, surfaces=False, out=out / TRAINING_FREE)
+    alone = NamedFolders([TRAINING_FREE], recipe, recipe.target.path, None, out / RUN)
+    best, *_ = run_tune(request, [alone], console)
     return dict(best.prediction.setting.values)
 
 
-def _tuned(request: TuneRequest, console: Console) -> list[Raced]:
+def _tune(out: Path, console: Console) -> None:
+    """Leave `tuned.json` beside the drafter."""
     from .check.early import check_tune
     from .measure.tune import run_tune
 
-    return run_tune(request, check_tune(request, []), console)
+    # trees need calls that cost little more with many tokens, which a CPU does not have
+    request = TuneRequest(runs=(out / RUN,), method=TRAINED, limit=24, best=2, chains=True, surfaces=False)
+    run_tune(request, check_tune(request, []), console)
 
 
 def _measure(

@@ -14,14 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ...decoding.backbone.kv_cache import KVCache
+from ...decoding.backbone.windows import Window
 from ..layers.llama import Projected, attend
 from ..layers.sinks import Keys, SunkContext
+
+
+class Seen(NamedTuple):
+    """What the slots of a layer see."""
+
+    window: Window | None
+    """Of the text, counted back from the slot's own position; a block is no longer than it."""
+    causal: bool
+    """Of their block the earlier ones alone."""
 
 
 class View(Protocol):
@@ -36,13 +46,13 @@ class Cached:
     """One block per row behind the states that a KV cache holds; the cache is aimed at the block."""
 
     kv_cache: KVCache
-    mask: Tensor | None
-    """bool, broadcastable to [R, 1, N, T]; None for one slot that sees all."""
+    masks: Sequence[Tensor | None]
+    """Of every layer, bool, broadcastable to [R, 1, N, T]; None for one slot that sees all."""
 
     def attend(self, layer: int, own: Projected, group: int) -> Tensor:
         """As `View`; the block's keys are written behind its row's states, where nothing keeps them."""
         key, value = self.kv_cache.update(own.key_BGND, own.value_BGND, layer)
-        return attend(own.query_BQND, key, value, self.mask, group)
+        return attend(own.query_BQND, key, value, self.masks[layer], group)
 
 
 class Packed:
@@ -54,8 +64,8 @@ class Packed:
         documents_RS: Tensor,
         anchor_RA: Tensor,
         slots: int,
+        seen: Sequence[Seen],
         *,
-        causal: bool,
         masked: bool = True,
     ) -> None:
         """The blocks behind some anchors.
@@ -65,18 +75,23 @@ class Packed:
             documents_RS: number of the document that a state belongs to.
             anchor_RA: where blocks begin.
             slots: B.
-            causal: whether a slot sees the earlier ones of its block alone.
+            seen: of every layer.
             masked: make the mask of slots by states; else some slots attend after others.
         """
-        self._contexts, self._slots, self._causal = contexts, slots, causal
+        self._contexts, self._slots, self._seen = contexts, slots, seen
         # nothing at the anchor: the target has not read its token when a block is drafted
-        self._context = SunkContext(documents_RS, anchor_RA, behind=0, repeats=slots, masked=masked)
+        self._texts = {
+            window: SunkContext(documents_RS, anchor_RA, behind=0, repeats=slots, masked=masked, window=window)
+            for window in dict.fromkeys(each.window for each in seen)
+        }
 
     def attend(self, layer: int, own: Projected, group: int) -> Tensor:
         """As `View`."""
-        return self._context.attend(own.query_BQND, self._contexts[layer], *self._inside(own, group), group)
+        window, causal = self._seen[layer]
+        inside = self._inside(own, group, causal=causal)
+        return self._texts[window].attend(own.query_BQND, self._contexts[layer], *inside, group)
 
-    def _inside(self, own: Projected, group: int) -> tuple[Tensor, Tensor]:
+    def _inside(self, own: Projected, group: int, *, causal: bool) -> tuple[Tensor, Tensor]:
         """What slots make of their own block [R, Q, N, D], and the log-sum-exp of its scores, fp32 [R, Q, N]."""
         # a key-value head's queries side by side: keys are looked at where they are, never repeated
         query_RGMABD = own.query_BQND.unflatten(2, (-1, self._slots)).unflatten(1, (-1, group))
@@ -85,7 +100,7 @@ class Packed:
         )
         scale = query_RGMABD.shape[-1] ** -0.5
         score_RGMABB = (query_RGMABD @ key_RG1ABD.transpose(-1, -2)).float() * scale
-        if self._causal:
+        if causal:
             later_BB = torch.ones(self._slots, self._slots, dtype=torch.bool, device=score_RGMABB.device).triu(1)
             score_RGMABB = score_RGMABB.masked_fill(later_BB, -torch.inf)
         out_RGMABD = score_RGMABB.softmax(-1).to(value_RG1ABD.dtype) @ value_RG1ABD

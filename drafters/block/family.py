@@ -100,7 +100,8 @@ def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
         # its own class asks for the number of blocks that it would train on at once; nothing that drafts reads it
         "num_anchors": 512,
     }
-    config["is_causal"] = config.pop("causal")
+    if "causal" in config:
+        config["is_causal"] = config.pop("causal")
     return _made(config, tensors, uncapped=target.logit_cap)
 
 
@@ -147,7 +148,10 @@ def _of_network(net: BlockNet, target: ServedTarget, how: Served) -> tuple[dict[
         mask = target.vocabulary - 1 if mask is None else mask
         tensors["embed_tokens.weight"] = with_mask(how, target, mask, mask_1H[0])
     layers = [layer - 1 for layer in shape.layers]
-    return tensors, {"mask_token_id": mask, "target_layer_ids": layers, "causal": shape.causal}
+    words = {"mask_token_id": mask, "target_layer_ids": layers}
+    # where nothing is said, blocks are causal in layers with a window alone
+    mixed = any(shape.windows) and shape.causal_windows and not shape.causal
+    return tensors, words if mixed else words | {"causal": shape.causal}
 
 
 def _check_rows(net: BlockNet) -> None:
@@ -171,6 +175,8 @@ def _check_sglang(shape: BlockShape, target: ServedTarget) -> None:
             "is of a target that scales its embedding, and SGLang hands a block drafter rows of the target's table as "
             "they are: take another target"
         )
+    elif any(shape.windows):
+        why = "has layers with a window, and what SGLang makes of these has not been tried: take one without"
     elif shape.causal:
         why = "has slots that see earlier ones alone, and in SGLang they see all: set block.causal to false"
     if why is not None:
@@ -186,13 +192,17 @@ def _check_slots(shape: BlockShape) -> None:
 
 
 def _config(shape: BlockShape, target: ServedTarget, architecture: str) -> dict[str, Any]:
+    sizes = {each for each in shape.windows if each is not None}
+    if len(sizes) > 1:
+        raise RequestError(f"the drafter's layers have windows of {sorted(sizes)}, and the form has a word for one")
+    windows = shape.windows or [None] * shape.decoder_layers
     return {
         **llama_words(shape, target),
         "model_type": "qwen3",
         "architectures": [architecture],
         "num_hidden_layers": shape.decoder_layers,
-        "layer_types": ["full_attention"] * shape.decoder_layers,
-        "sliding_window": None,
+        "layer_types": ["full_attention" if each is None else "sliding_attention" for each in windows],
+        "sliding_window": next(iter(sizes), None),
         "num_target_layers": target.layers,
         "block_size": shape.size,
     }

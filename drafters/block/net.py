@@ -24,12 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.backbone.kv_cache import KVCache
+from ...decoding.backbone.windows import Window
 from ..layers.draft_vocabulary import check_size, count_of, hold
 from ..layers.llama import FeedForward, LayerShape, Norm, Projected, Rotary, embedding_spread, turned
 from ..layers.sinks import Keys
 from ..layers.static import again
 from ..sizes import check_layers, check_parts, check_sizes
-from .attention import Packed, View
+from .attention import Packed, Seen, View
 
 Layout = Literal["fill-in", "anchor-first"]
 
@@ -51,6 +52,10 @@ class BlockShape(LayerShape):
     """The unused id whose embedding is the mask; None: the network has a mask of its own."""
     draft_vocabulary: int | None = field(default=None, kw_only=True)
     """Tokens that can be drafted; None: all of the target's."""
+    windows: tuple[int | None, ...] = field(default=(), kw_only=True)
+    """Of every layer how many positions up to its own a slot sees, as others train some; None: all. Empty: of all."""
+    causal_windows: bool = field(default=False, kw_only=True)
+    """Whether a slot of a layer with a window sees the earlier ones of its block alone, whatever `causal` says."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no network can have."""
@@ -67,6 +72,22 @@ class BlockShape(LayerShape):
             )
         if self.mask_token is not None and (type(self.mask_token) is not int or self.mask_token < 0):
             raise ValueError(f"mask_token is {self.mask_token!r:.20}; expected the id of a token, or null")
+        sizes = [each for each in self.windows if each is not None]
+        if (self.windows and len(self.windows) != self.decoder_layers) or type(self.causal_windows) is not bool:
+            raise ValueError(
+                f"windows {list(self.windows)!r:.40} and causal_windows {self.causal_windows!r:.20} of "
+                f"{self.decoder_layers} layers; expected a number or null for each, and true or false"
+            )
+        if any(type(each) is not int or each < self.size for each in sizes):
+            raise ValueError(
+                f"windows are {list(self.windows)!r:.40}; expected at least {self.size} positions, those of a block"
+            )
+
+    def view(self, layer: int) -> Seen:
+        """What a slot of a layer sees of text and block."""
+        size = self.windows[layer] if self.windows else None
+        causal = self.causal or (size is not None and self.causal_windows)
+        return Seen(None if size is None else Window(size), causal)
 
     @property
     def first(self) -> int:
@@ -81,7 +102,8 @@ class BlockShape(LayerShape):
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """The sizes that a drafter folder's `config.json` holds."""
-        return cls(**(settings | {"layers": tuple(settings["layers"])}))  # JSON knows lists alone
+        # JSON knows lists alone
+        return cls(**(settings | {name: tuple(settings[name]) for name in ("layers", "windows") if name in settings}))
 
 
 def spread_layers(count: int) -> tuple[int, ...]:
@@ -246,7 +268,8 @@ class BlockNet(nn.Module):
         """
         B, (R, A) = self.config.size, anchor_RA.shape
         contexts = self.contexts(self.fuse(features_RSF), positions_RS)
-        view = Packed(contexts, documents_RS, anchor_RA, B, causal=self.config.causal, masked=masked)
+        seen = [self.config.view(layer) for layer in range(self.config.decoder_layers)]
+        view = Packed(contexts, documents_RS, anchor_RA, B, seen, masked=masked)
         slot_B = torch.arange(B, device=anchor_RA.device)
         positions_RAB = positions_RS.gather(1, anchor_RA)[..., None] + slot_B
         slots_RNH = self.slots(roots_RAH, B).flatten(1, 2)

@@ -30,7 +30,7 @@ from ..layers.draft_vocabulary import common, head_of_target, ids_of
 from ..layers.true_states import TrueStates
 from ..model.chains import cut_short, off_slots
 from ..temperatures import Policy, samples
-from .attention import Cached
+from .attention import Cached, Seen
 from .net import BlockNet
 from .trees import TreeShape, leaves
 
@@ -169,12 +169,24 @@ class DFlash:
         self.skip(last_B)
         start_B, N = self._states.length_B, self._slots
         slots = self._kv_cache.aim(start_B, N)
-        nodes = block_nodes(N, last_B.device, causal=self.net.config.causal)
-        mask = tree_mask(nodes, start_B, slots, ragged=self._kv_cache.ragged)
-        x_BNH = self.net.slots(self._embed(last_B), N)
-        out_BNH = self.net(x_BNH, start_B[:, None] + nodes.depths_BN, Cached(self._kv_cache, mask))
+        positions_BN = start_B[:, None] + torch.arange(N, device=last_B.device)
+        view = Cached(self._kv_cache, self._masks(start_B, positions_BN, slots))
+        out_BNH = self.net(self.net.slots(self._embed(last_B), N), positions_BN, view)
         first = self.net.config.first
         return out_BNH[:, first : first + self.draft_length]
+
+    def _masks(self, start_B: Tensor, positions_BN: Tensor, slots: int) -> list[Tensor | None]:
+        """What the slots of every layer see of `slots` slots of the KV cache, which stand for positions."""
+        made: dict[Seen, Tensor | None] = {}
+        layers = [self.net.config.view(layer) for layer in range(self.net.config.decoder_layers)]
+        for seen in dict.fromkeys(layers):
+            nodes = block_nodes(self._slots, start_B.device, causal=seen.causal)
+            mask = tree_mask(nodes, start_B, slots, ragged=self._kv_cache.ragged)
+            if seen.window is not None:
+                near = seen.window.near(positions_BN, torch.arange(slots, device=start_B.device)[None])
+                mask = near if mask is None else mask & near
+            made[seen] = mask
+        return [made[seen] for seen in layers]
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The logits of a block behind every token of a known text: `decoding.proposal.TeacherForced`.

@@ -25,9 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...decoding.backbone.windows import Window
 from ...decoding.on_host import on_host, sent
 from .llama import attend
-from .spans import Spans, starts
+from .spans import Spans, first_seen, starts
 
 EXTRA = 8
 """Numbers added to a head for the sink: two are used, kernels want a multiple of eight."""
@@ -98,7 +99,14 @@ class SunkContext:
     """What the queries behind some anchors see of their rows' texts, for every layer alike."""
 
     def __init__(
-        self, documents_BS: Tensor, anchor_BA: Tensor, *, behind: int, repeats: int = 1, masked: bool = True
+        self,
+        documents_BS: Tensor,
+        anchor_BA: Tensor,
+        *,
+        behind: int,
+        repeats: int = 1,
+        masked: bool = True,
+        window: Window | None = None,
     ) -> None:
         """A query sees its anchor's document in front of `behind` places behind the anchor.
 
@@ -108,12 +116,15 @@ class SunkContext:
             behind: 0: the anchor itself is not seen; 1: it is the last that is.
             repeats: queries of an anchor, side by side.
             masked: make the mask of queries by text; else some queries attend after others.
+            window: how far back a query sees, its queries standing one behind the other from the anchor on.
         """
-        self._spans = None if masked else Spans(spans_of(documents_BS, anchor_BA, behind, repeats))
+        self._spans = None if masked else Spans(spans_of(documents_BS, anchor_BA, behind, repeats, window))
         if masked:
-            seen_BAS = seen(documents_BS, anchor_BA, behind)
-            sink_BA1 = torch.ones_like(seen_BAS[..., :1])
-            self._mask_B1MX = torch.cat((sink_BA1, seen_BAS), -1).repeat_interleave(repeats, 1)[:, None]
+            seen_BMS = seen(documents_BS, anchor_BA, behind).repeat_interleave(repeats, 1)
+            if window is not None:
+                index_1S = torch.arange(documents_BS.shape[1], device=anchor_BA.device)[None]
+                seen_BMS = seen_BMS & window.near(in_a_row(anchor_BA, repeats), index_1S)[:, 0]
+            self._mask_B1MX = torch.cat((torch.ones_like(seen_BMS[..., :1]), seen_BMS), -1)[:, None]
 
     def attend(self, query_BQMD: Tensor, text: Keys, own_BQMD: Tensor, total_BQM: Tensor, group: int) -> Tensor:
         """Attention over the text and a query's own keys, [B, Q, M, D].
@@ -142,11 +153,20 @@ def seen(documents_BS: Tensor, anchor_BA: Tensor, behind: int) -> Tensor:
     return same_BAS & (index_S < anchor_BA[..., None] + behind)
 
 
-def spans_of(documents_BS: Tensor, anchor_BA: Tensor, behind: int, repeats: int) -> Tensor:
+def in_a_row(anchor_BA: Tensor, repeats: int) -> Tensor:
+    """int64 [B, M]: where the queries of anchors stand, one behind the other."""
+    steps = torch.arange(repeats, device=anchor_BA.device)
+    return (anchor_BA[..., None] + steps).flatten(1)
+
+
+def spans_of(
+    documents_BS: Tensor, anchor_BA: Tensor, behind: int, repeats: int, window: Window | None = None
+) -> Tensor:
     """int64 [B, 1, M, 4], where documents are: the same as `Spans` takes it, the sink being the first key of all."""
     anchors = on_host(anchor_BA)
-    start_BA = starts(on_host(documents_BS)).gather(1, anchors)
-    none = torch.zeros_like(anchors)
+    start_BM = starts(on_host(documents_BS)).gather(1, anchors).repeat_interleave(repeats, 1)
+    first_BM = first_seen(start_BM, in_a_row(anchors, repeats), window)
+    last_BM = (anchors + behind).repeat_interleave(repeats, 1)
+    none = torch.zeros_like(last_BM)
     # the sink moves the text one place up, so this is the last place that is seen
-    seen_BA4 = torch.stack((none, none, start_BA + 1, anchors + behind), -1)
-    return sent(seen_BA4.repeat_interleave(repeats, 1)[:, None], documents_BS.device)
+    return sent(torch.stack((none, none, first_BM + 1, last_BM), -1)[:, None], documents_BS.device)

@@ -110,7 +110,6 @@ def mask_id(files: Files) -> int:
 def dflash(files: Files) -> dict[str, Any]:
     """Of a block drafter's network."""
     own = layer_sizes(files)
-    _check_attention(files)
     if (scale := files.word("input_embedding_scale", default=1)) != 1:
         raise _cannot(files, f"an embedding times {scale} (input_embedding_scale)")
     decoder_layers = 1 + max(int(name.split(".")[1]) for name in files.heads if name.startswith("layers."))
@@ -124,6 +123,7 @@ def dflash(files: Files) -> dict[str, Any]:
         "size": int(_need(files, "block_size")),
         "layout": "anchor-first" if anchor_first else "fill-in",
         "causal": bool(files.word("is_causal", "causal", default=False)),
+        **_windows_of_block(files, decoder_layers),
         # a table of its own says what the mask is, whatever the target's row holds
         "mask_token": None if "embed_tokens.weight" in files.heads else mask_id(files),
         **drafted,
@@ -302,6 +302,22 @@ def _states_of_block(files: Files, hidden: int, decoder_layers: int) -> list[int
         L, n = int(_need(files, "num_target_layers")), files.shape("fc.weight")[1] // hidden
         behind = [L // 2] if decoder_layers == 1 else [round(1 + i * (L - 4) / (n - 1)) for i in range(n)]
     return [layer + 1 for layer in behind]
+
+
+def _windows_of_block(files: Files, decoder_layers: int) -> dict[str, Any]:
+    """The windows of a block drafter's layers; a block is causal in them where nothing is said, as readers have it."""
+    kinds = list(files.layer.get("layer_types") or ())[:decoder_layers]
+    if files.word("use_swa") or {*kinds} - {"full_attention", "sliding_attention"}:
+        _check_attention(files)
+    if "sliding_attention" not in kinds:
+        return {}
+    size = files.layer.get("sliding_window")
+    if size is None:
+        raise _cannot(files, "attention over a window whose length it does not name (sliding_window)")
+    said = files.word("is_causal", "causal")
+    causal = not files.word("sliding_window_non_causal", default=False) if said is None else bool(said)
+    windows = [int(size) if kind == "sliding_attention" else None for kind in kinds]
+    return {"windows": windows, "causal_windows": causal}
 
 
 def _check_attention(files: Files) -> None:

@@ -163,8 +163,8 @@ def tau_gain(one: Sequence[Counts], other: Sequence[Counts], *, seed: int = 0) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         how: dict[str, Any] = {"paired": True, "method": "percentile", "rng": np.random.default_rng(seed)}
-        bounds = stats.bootstrap(parts, statistic, n_resamples=2000, **how).confidence_interval
-    return Interval(value, float(bounds.low), float(bounds.high))
+        low, high = stats.bootstrap(parts, statistic, n_resamples=2000, **how).confidence_interval
+    return Interval(value, float(low), float(high))
 
 
 def mean_of_ratios(sets: Sequence[tuple[Floats, Floats]], *, seed: int = 0, resamples: int = 2000) -> Interval:

@@ -34,6 +34,8 @@ from ..sections import Sections
 _log = logging.getLogger(__name__)
 _Drafter = TypeVar("_Drafter", bound=nn.Module)
 _POSITIONS = ("rope_theta", "rope_scaling")
+_OF_FOLDER = (*_POSITIONS, "windows", "causal_windows")
+"""What weights go on with as they were trained, as no recipe says it."""
 _THEIRS = (
     "intermediate",
     "heads",
@@ -68,7 +70,7 @@ def warm_started(module: _Drafter, recipe: Sections, target: Backbone) -> _Draft
     check_warm_start(module, recipe, TargetIdentity.of(target), target.model.config)
     folder = Path(recipe.model.start_from)
     settings = resolved(_entry(folder)["settings"], target.model.config)
-    if published(folder) is None:
+    if published(folder) is None and not settings.get("windows"):
         _keep_positions(module, settings, folder)
     else:
         module = _of_its_own_sizes(module, settings, folder)
@@ -155,8 +157,8 @@ def _keep_positions(module: Any, settings: dict[str, Any], folder: Path) -> None
 
 
 def _without_positions(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Sizes but for what weights of other positions go on with."""
-    left = {name: size for name, size in sizes.items() if name not in _POSITIONS}
+    """Sizes but for what weights go on with."""
+    left = {name: size for name, size in sizes.items() if name not in _OF_FOLDER}
     return left | {"prefix": _without_positions(left["prefix"])} if left.get("prefix") else left
 
 

@@ -27,9 +27,9 @@ POSITIONS = torch.tensor([[*range(9), *range(6), 0], [*range(3), *range(13)]])
 ANCHORS = torch.tensor([[2, 8, 9, 12], [0, 1, 5, 15]])  # a document's first and last tokens among them
 
 
-def net_for(target: Backbone, layout: str, causal: bool, *, seed: int = 0) -> BlockNet:
+def net_for(target: Backbone, layout: str, causal: bool, *, seed: int = 0, **chosen: Any) -> BlockNet:
     torch.manual_seed(seed)
-    net = small_block_net(target.model, layout=layout, causal=causal)
+    net = small_block_net(target.model, layout=layout, causal=causal, **chosen)
     with torch.no_grad():
         for weight in net.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
@@ -73,7 +73,7 @@ def one_block(net: BlockNet, features_TF: Tensor, root_H: Tensor) -> Tensor:
     fused_TH = normed(features_TF @ net.fc.weight.T, net.hidden_norm)
     x_BH = torch.stack([root_H, *[net.mask_embedding.weight[0]] * (B - 1)])
     at_T, at_B = torch.arange(T), torch.arange(T, T + B)
-    for layer in net.layers:
+    for number, layer in enumerate(net.layers):
         part: Any = layer.self_attn
         read_BH = normed(x_BH, layer.input_layernorm)
 
@@ -88,8 +88,11 @@ def one_block(net: BlockNet, features_TF: Tensor, root_H: Tensor) -> Tensor:
         for head in range(shape.heads):
             shared = head // (shape.heads // shape.kv_heads)
             score_BX = query[head] @ key[shared].T / D**0.5
-            if shape.causal:
-                score_BX = score_BX.masked_fill(torch.arange(T + B) > at_B[:, None], -torch.inf)
+            window, causal = shape.windows[number] if shape.windows else None, shape.causal
+            if causal or (window is not None and shape.causal_windows):
+                score_BX = score_BX.masked_fill(at_X > at_B[:, None], -torch.inf)
+            if window is not None:
+                score_BX = score_BX.masked_fill(at_B[:, None] - at_X >= window, -torch.inf)
             out.append(score_BX.softmax(-1) @ value[shared])
         x_BH = x_BH + torch.cat(out, -1) @ part.o_proj.weight.T
         mlp, read_BH = layer.mlp, normed(x_BH, layer.post_attention_layernorm)
@@ -99,12 +102,20 @@ def one_block(net: BlockNet, features_TF: Tensor, root_H: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize(("layout", "causal"), KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *({"layout": layout, "causal": causal} for layout, causal in KINDS),
+        {"layout": "fill-in", "causal": False, "windows": (6, None), "causal_windows": True},
+        {"layout": "fill-in", "causal": False, "windows": (None, 5)},
+        {"layout": "anchor-first", "causal": True, "windows": (7, 5)},
+    ],
+)
 def test_packed_blocks_are_each_block_alone(
-    layout: str, causal: bool, masked: bool, target: Backbone, monkeypatch: pytest.MonkeyPatch
+    kind: dict[str, Any], masked: bool, target: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "BLOCK", 8)  # several of them, each with slots of two blocks
-    net = net_for(target, layout, causal)
+    net, layout = net_for(target, **kind), kind["layout"]
     features, embeds = given_rows(net)
     out_RAKH = packed(net, features, embeds, masked=masked)
     assert out_RAKH.shape == (2, 4, 4 if layout == "fill-in" else 5, net.config.hidden)

@@ -81,6 +81,8 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "dflash": lambda model: small_block_net(model, **STATES),
     "dflash, unused id": lambda model: small_block_net(model, **STATES, mask_token=60),
     "dflash, causal": lambda model: small_block_net(model, **STATES, causal=True),
+    "dflash, windows": lambda model: small_block_net(model, **STATES, windows=(6, None), causal_windows=True),
+    "dflash, windows that see all of a block": lambda model: small_block_net(model, **STATES, windows=(6, 6)),
     "dspark": lambda model: small_dspark_net(model, **TABLES, confidence=True),
     "dspark, fill-in": lambda model: small_dspark_net(model, **TABLES, layout="fill-in"),
     "dspark, unused id": lambda model: small_dspark_net(model, **TABLES, mask_token=60),
@@ -103,6 +105,7 @@ REFUSED |= {("eagle3, head norms", engine) for engine in ("vllm", "sglang", "ten
 REFUSED |= {("eagle3, a norm of all states", engine) for engine in ("sglang", "tensorrt-llm", "llama.cpp")}
 REFUSED |= {("eagle3, narrower", engine) for engine in ("speculators", "sglang", "tensorrt-llm", "llama.cpp")}
 REFUSED |= {(name, "sglang") for name in ("dflash", "dflash, causal", "dspark", "dspark, fill-in")}
+REFUSED |= {(f"dflash, windows{more}", "sglang") for more in ("", " that see all of a block")}
 
 
 def family_of(name: str) -> str:

@@ -145,7 +145,14 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         words(rope_scaling={"rope_type": "odd", "factor": 2.0}),
         "rope_scaling of type 'odd'",
     ),
-    "a window": (ZLAB, words(layer_types=["sliding_attention"]), r"attention over a window \(sliding_attention\)"),
+    "a window of no length": (ZLAB, words(layer_types=["sliding_attention"] * 2), r"does not name \(sliding_window\)"),
+    "a window shorter than a block": (
+        ZLAB,
+        words(layer_types=["sliding_attention"] * 2, sliding_window=3),
+        r"windows are \[3, 3\]|windows are \(3, 3\)|does not hold the sizes",
+    ),
+    "chunks": (ZLAB, words(layer_types=["chunked_attention"]), r"attention over a window \(chunked_attention\)"),
+    "windows of another reader": (ZLAB, words(use_swa=True), r"attention over a window \(use_swa\)"),
     "a mask behind the vocabulary": (
         ZLAB,
         lambda made: made.config["dflash_config"].update(mask_token_id=300),

@@ -61,6 +61,7 @@ AUDITED = (
     "EAGLE-3, a layer of Qwen3",
     "P-EAGLE, native",
     "DFlash, z-lab",
+    "DFlash, windows",
     "DSpark, DeepSpec",
     "DFlash 2, z-lab",
     "Medusa, FasterDecoding",

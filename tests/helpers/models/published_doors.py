@@ -55,6 +55,7 @@ TRAINED: dict[str, tuple[str, Sections]] = {
     "P-EAGLE, speculators": peagle(2),
     "P-EAGLE, layers of Qwen3": peagle(2),
     "DFlash, z-lab": block("dflash", (2, 5, 7), mask_token=60),
+    "DFlash, windows": block("dflash", (2, 5, 7), mask_token=60),
     "DFlash, speculators": block("dflash", (2, 5), mask_token=None, decoder_layers=1, causal=True),
     "DSpark, DeepSpec": block("dspark", (2, 5), mask_token=None, dspark=DSparkConfig(rank=6, confidence=1.0)),
     "DFlash 2, z-lab": block("dflash2", (2, 5), mask_token=60, dflash2=DFlash2Config(rank=6, candidates=5, group=8)),

@@ -393,20 +393,32 @@ def mixed(t: Tensors, at: str, x: Tensor, sublayer: Callable[[Tensor], Tensor]) 
 
 
 def block(
-    t: Tensors, states: tuple[int, ...], text: Text, anchor: int, mask: Tensor, size: int, causal: bool
+    t: Tensors,
+    states: tuple[int, ...],
+    text: Text,
+    anchor: int,
+    mask: Tensor,
+    size: int,
+    causal: bool,
+    windows: tuple[int | None, ...] = (),
 ) -> Tensor:
-    """What the target's head reads of each slot of a block, [size, H]."""
+    """What the target's head reads of each slot of a block, [size, H].
+
+    `windows`: of each layer how far back a slot sees, its own place included; such layers are causal inside.
+    """
     context = rms(text.fused(*states)[:anchor] @ t["fc.weight"].T, t["hidden_norm.weight"])
     x = torch.cat((text.table[text.tokens[anchor]][None], mask.expand(size - 1, -1)))
     positions, of_slots = torch.arange(anchor), torch.arange(anchor, anchor + size)
     everywhere = torch.cat((positions, of_slots))
     inside = torch.ones(size, size, dtype=torch.bool)
-    seen = torch.cat((torch.ones(size, anchor, dtype=torch.bool), inside.tril() if causal else inside), 1)
+    whole = torch.cat((torch.ones(size, anchor, dtype=torch.bool), inside.tril() if causal else inside), 1)
+    near = torch.tensor([[(place <= slot) for place in everywhere] for slot in of_slots])
     for number in range(sum(name.endswith("q_proj.weight") for name in t)):
         at = f"layers.{number}"
-        a = f"{at}.self_attn."
+        a, window = f"{at}.self_attn.", windows[number] if windows else None
+        seen = whole if window is None else near & (everywhere[None] > of_slots[:, None] - window)
 
-        def attention(y: Tensor, a: str = a) -> Tensor:
+        def attention(y: Tensor, a: str = a, seen: Tensor = seen) -> Tensor:
             both = torch.cat((context, y))
             query = turn(heads(y, t[f"{a}q_proj.weight"], HEADS, t[f"{a}q_norm.weight"]), of_slots, 1e4)
             key = turn(heads(both, t[f"{a}k_proj.weight"], KV, t[f"{a}k_norm.weight"]), everywhere, 1e4)
@@ -431,13 +443,14 @@ def block_folder(
     first: int,
     size: int = 4,
     causal: bool = False,
+    windows: tuple[int | None, ...] = (),
     behind: Callable[[Tensor, Tensor, int], Tensor] | None = None,
 ) -> Folder:
     """`first`: the slot that drafts first; `behind` makes logits of a slot, its product, and the token in front."""
 
     def logits(text: Text) -> list[Tensor]:
         S, depths = len(text.tokens), []
-        outs = [block(t, states, text, anchor, mask, size, causal)[first:] for anchor in range(1, S - 1)]
+        outs = [block(t, states, text, anchor, mask, size, causal, windows)[first:] for anchor in range(1, S - 1)]
         for d in range(size - first):
             rows = []
             for anchor, out in enumerate(outs, 1):
@@ -459,6 +472,15 @@ def dflash(target: Any) -> Folder:
     config = QWEN | {"architectures": ["DFlashDraftModel"], "auto_map": {"": ""}, "dflash_config": words}
     mask = target.get_input_embeddings().weight.detach()[60]
     return block_folder("dflash", config, block_tensors(3, 2), (2, 5, 7), mask, first=1)
+
+
+def dflash_windows(target: Any) -> Folder:
+    """z-lab's later ones: the first layer sees the last five positions, and a block is causal in it alone."""
+    words = {"mask_token_id": 60, "target_layer_ids": [1, 4, 6]}
+    own = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+    config = QWEN | own | {"architectures": ["DFlashDraftModel"], "dflash_config": words}
+    mask = target.get_input_embeddings().weight.detach()[60]
+    return block_folder("dflash", config, block_tensors(3, 2), (2, 5, 7), mask, first=1, windows=(5, None))
 
 
 def dflash_speculators(target: Any) -> Folder:
@@ -676,6 +698,7 @@ FORMS: dict[str, Callable[[Any], Folder]] = {
     "P-EAGLE, layers of Qwen3": peagle_qwen,
     "P-EAGLE, an embedding of its own": peagle_trained,
     "DFlash, z-lab": dflash,
+    "DFlash, windows": dflash_windows,
     "DFlash, speculators": dflash_speculators,
     "DSpark, DeepSpec": dspark,
     "DFlash 2, z-lab": dflash2,
