@@ -25,7 +25,7 @@ from ..layers.llama import Projected, attend
 from ..layers.sinks import Keys, SunkContext
 
 
-class Seen(NamedTuple):
+class SlotView(NamedTuple):
     """What the slots of a layer see."""
 
     window: Window | None
@@ -64,7 +64,7 @@ class Packed:
         documents_RS: Tensor,
         anchor_RA: Tensor,
         slots: int,
-        seen: Sequence[Seen],
+        seen: Sequence[SlotView],
         *,
         masked: bool = True,
     ) -> None:

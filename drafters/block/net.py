@@ -30,7 +30,7 @@ from ..layers.llama import FeedForward, LayerShape, Norm, Projected, Rotary, emb
 from ..layers.sinks import Keys
 from ..layers.static import again
 from ..sizes import check_layers, check_parts, check_sizes
-from .attention import Packed, Seen, View
+from .attention import Packed, SlotView, View
 
 Layout = Literal["fill-in", "anchor-first"]
 
@@ -83,11 +83,11 @@ class BlockShape(LayerShape):
                 f"windows are {list(self.windows)!r:.40}; expected at least {self.size} positions, those of a block"
             )
 
-    def view(self, layer: int) -> Seen:
+    def view(self, layer: int) -> SlotView:
         """What a slot of a layer sees of text and block."""
         size = self.windows[layer] if self.windows else None
         causal = self.causal or (size is not None and self.causal_windows)
-        return Seen(None if size is None else Window(size), causal)
+        return SlotView(None if size is None else Window(size), causal)
 
     @property
     def first(self) -> int:

@@ -30,7 +30,7 @@ from ..layers.draft_vocabulary import common, head_of_target, ids_of
 from ..layers.true_states import TrueStates
 from ..model.chains import cut_short, off_slots
 from ..temperatures import Policy, samples
-from .attention import Cached, Seen
+from .attention import Cached, SlotView
 from .net import BlockNet
 from .trees import TreeShape, leaves
 
@@ -177,7 +177,7 @@ class DFlash:
 
     def _masks(self, start_B: Tensor, positions_BN: Tensor, slots: int) -> list[Tensor | None]:
         """What the slots of every layer see of `slots` slots of the KV cache, which stand for positions."""
-        made: dict[Seen, Tensor | None] = {}
+        made: dict[SlotView, Tensor | None] = {}
         layers = [self.net.config.view(layer) for layer in range(self.net.config.decoder_layers)]
         for seen in dict.fromkeys(layers):
             nodes = block_nodes(self._slots, start_B.device, causal=seen.causal)
