@@ -12,7 +12,7 @@ GPU_PYTHON ?= 3.12
 # where it is set, every process compiles what it imports anew, torch and transformers above all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart smollm2 test check test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target dist clean
+.PHONY: quickstart smollm2 test check style types test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target dist clean
 
 quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
@@ -30,12 +30,16 @@ test: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --durations=15
 
 # style, types, and the fast tests: under two minutes
-check: $(READY)
+check: style types
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not fault and not run"
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(READY)
 	mkdir -p $(VENV)/typecheck && ln -sfn ../.. $(VENV)/typecheck/draftsmith
 	cd $(VENV)/typecheck && ../bin/mypy --config-file ../../pyproject.toml -p draftsmith
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not fault and not run"
 
 # goes on where it was stopped, as long as no file has changed
 test-all: $(READY)
