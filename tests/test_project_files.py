@@ -50,6 +50,7 @@ def test_the_workflow_makes_targets_and_nothing_else() -> None:
     assert {target for targets in by_job.values() for target in targets} <= TARGETS
     assert by_job["style"] == re.findall(r"^check: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
     assert by_job["test"] == ["test"]
+    assert by_job["docs"] == ["docs"]
     assert by_job["wheel"] == ["dist"]
 
 
@@ -77,7 +78,7 @@ def test_pythons_of_the_workflow_are_those_of_the_docs() -> None:
     set_up = {name: step["with"] for name, step in STEPS if step.get("uses", "").startswith("actions/setup-python@")}
     assert set_up.keys() == WORKFLOW["jobs"].keys()
     assert sorted(set_up["wheel"]["python-version"].split()) == sorted(PYTHONS)
-    assert set_up["style"]["python-version"] in tested
+    assert {set_up[name]["python-version"] for name in ("style", "docs")} <= set(tested)
     for settings in set_up.values():
         assert settings["cache"] == "pip"
         assert all((ROOT / name).is_file() for name in settings["cache-dependency-path"].split())
