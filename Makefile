@@ -12,7 +12,7 @@ GPU_PYTHON ?= 3.12
 # where it is set, every process compiles what it imports anew, torch and transformers above all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart smollm2 test check test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target dist clean
+.PHONY: quickstart smollm2 test check style types test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target dist docs clean
 
 quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
@@ -30,12 +30,16 @@ test: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --durations=15
 
 # style, types, and the fast tests: under two minutes
-check: $(READY)
+check: style types
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not fault and not run"
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(READY)
 	mkdir -p $(VENV)/typecheck && ln -sfn ../.. $(VENV)/typecheck/draftsmith
 	cd $(VENV)/typecheck && ../bin/mypy --config-file ../../pyproject.toml -p draftsmith
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not fault and not run"
 
 # goes on where it was stopped, as long as no file has changed
 test-all: $(READY)
@@ -115,5 +119,16 @@ $(DIST)/ready: constraints-dist.txt
 	$(DIST)/bin/python -m pip install --quiet --no-compile -r constraints-dist.txt
 	touch $@
 
+# the pages as a site in site/, read from there or by any server; strict: a broken link or a page outside of the README's
+# list fails
+SITE := .venv-docs
+docs: $(SITE)/ready
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build
+
+$(SITE)/ready: constraints-docs.txt
+	test -d $(SITE) || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --no-compile -r constraints-docs.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(ENGINES) $(OLDEST) $(REHEARSE) $(DIST) quickstart smollm2 runs
+	rm -rf $(VENV) $(ENGINES) $(OLDEST) $(REHEARSE) $(DIST) $(SITE) site quickstart smollm2 runs

@@ -7,6 +7,7 @@ the arguments; `cli.py`, which calls these.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -258,7 +259,44 @@ def _quickstart(request: requests.QuickstartRequest) -> None:
 
 def _doctor(_request: requests.DoctorRequest) -> str:
     """A block to paste; no user names, no paths, no tokens."""
-    return json.dumps({"draftsmith": __version__, "git": _git_state(), **environment()}, indent=1)
+    known = {"draftsmith": __version__, "git": _git_state(), **environment()}
+    return json.dumps({**known, "now": _now()}, indent=1)
+
+
+def _now() -> dict[str, object]:
+    """What commands meet at this moment: room, devices, and whether the embedded target loads."""
+    import psutil
+    import torch
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from ..decoding.backbone.loading import load_target
+    from ..decoding.devices import multiplies_bf16
+
+    try:
+        target = f"loads, {load_target('tiny').model.num_parameters():,} parameters"
+    except Exception as error:  # noqa: BLE001  # whatever it is, it belongs into the report; its words may name folders
+        target = f"fails: {type(error).__name__}"
+    return {
+        "free_memory_gb": round(psutil.virtual_memory().available / 1e9, 1),
+        "free_disk_gb": {"here": _free_gb(Path.cwd()), "cache of the hub": _free_gb(Path(HF_HUB_CACHE))},
+        "bf16_on_cpu": "multiplied" if multiplies_bf16() else "emulated",
+        "cards": [_card(index) for index in range(torch.cuda.device_count())],
+        "embedded_target": target,
+    }
+
+
+def _free_gb(folder: Path) -> float:
+    """Of the disk that it is on, or will be."""
+    nearest = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return round(shutil.disk_usage(nearest).free / 1e9, 1)
+
+
+def _card(index: int) -> dict[str, object]:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(index)
+    capability = torch.cuda.get_device_capability(index)
+    return {"free_gb": round(free / 1e9, 1), "memory_gb": round(total / 1e9, 1), "capability": capability}
 
 
 VERBS: dict[str, Verb] = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import draftsmith
 import pytest
+from helpers.benchmark_scripts import load
 from setuptools import build_meta
 
 ROOT = Path(draftsmith.__file__).parent
@@ -18,12 +18,7 @@ ROOT = Path(draftsmith.__file__).parent
 
 @pytest.fixture(scope="module")
 def dist() -> ModuleType:
-    spec = spec_from_file_location("dist", ROOT / ".ci" / "dist.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("dist", ROOT / ".ci")
 
 
 def test_faults_of_a_release(dist: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The scripts of `benchmarks/` as modules: they are no package, each runs by itself."""
+"""The scripts of `benchmarks/` and `.ci/` as modules: they are no package, each runs by itself."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MACHINE = {
 """As results name one."""
 
 
-def load(name: str) -> ModuleType:
+def load(name: str, folder: Path = SCRIPTS) -> ModuleType:
     """The script of that name, imported."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
+import draftsmith
 import pytest
 from draftsmith.errors import DataError, DraftsmithError, EnvironmentFailure, RequestError, Stopped, TrainingFailed
 from draftsmith.launch import cli, verbs
@@ -42,6 +45,26 @@ def test_ls_names_every_shipped_recipe(capfd: Captured) -> None:
     message = capfd.readouterr().out
     assert len(shipped_recipes()) >= 4
     assert all(path.stem in message for path in shipped_recipes())
+
+
+def test_doctor_says_what_is_there_and_nothing_private(capfd: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["doctor"]) == 0
+    told = capfd.readouterr().out
+    found = json.loads(told)
+    assert found["draftsmith"] == draftsmith.__version__
+    assert found["versions"]["torch"] == metadata.version("torch")
+    assert found["now"]["embedded_target"] == "loads, 12,045,136 parameters"
+    assert 0 < found["now"]["free_memory_gb"] < found["memory_gb"]
+    assert found["now"]["free_disk_gb"].keys() == {"here", "cache of the hub"}
+    assert len(found["now"]["cards"]) == len(found["devices"])
+    assert str(Path.home()) not in told
+
+    def fails(_path: str) -> None:
+        raise OSError(f"{Path.home()}/model.safetensors is damaged")
+
+    monkeypatch.setattr("draftsmith.decoding.backbone.loading.load_target", fails)
+    assert main(["doctor"]) == 0
+    assert json.loads(capfd.readouterr().out)["now"]["embedded_target"] == "fails: OSError"
 
 
 def test_show_tells_value_and_origin(capfd: Captured) -> None:
