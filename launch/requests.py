@@ -36,6 +36,14 @@ class LsRequest:
 
 
 @dataclass
+class RecommendRequest:
+    """Say by a target's config which recipe to copy, how large and long that is, and which drafters are published."""
+
+    target: Positional[str]
+    """Folder, GGUF file or hub name of the target, or `tiny`; no weights are read."""
+
+
+@dataclass
 class RecipeRequest:
     """A recipe."""
 

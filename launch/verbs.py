@@ -72,6 +72,12 @@ def _known(target: str | None) -> str:
     return "as those pages state it; none was loaded here: `draftsmith inspect-drafter` says how one is read"
 
 
+def _recommend(request: requests.RecommendRequest) -> str:
+    from .recommend.recommend import recommend
+
+    return recommend(request.target)
+
+
 def _show(request: requests.ShowRequest, overrides: Values) -> None:
     resolved = load_recipe(request.recipe, overrides)
     for path, origin in resolved.origin.items():
@@ -254,6 +260,7 @@ def _doctor(_request: requests.DoctorRequest) -> str:
 
 VERBS: dict[str, Verb] = {
     "ls": Verb(requests.LsRequest, _ls),
+    "recommend": Verb(requests.RecommendRequest, _recommend),
     "show": Verb(requests.ShowRequest, _show, takes_values=True),
     "copy": Verb(requests.CopyRequest, _copy),
     "check": Verb(requests.CheckRequest, _check, takes_values=True),
