@@ -27,8 +27,10 @@ else:
 
 @dataclass
 class LsRequest:
-    """List the shipped recipes, or the drafters that others published."""
+    """List the shipped recipes, the drafters that others published, or the sets of rows by name."""
 
+    sources: bool = False
+    """The sets that data.source and --source take by name, in place of recipes."""
     drafters: bool = False
     """The drafters on the hub that the shipped list knows, in place of recipes."""
     target: str | None = None
@@ -415,7 +417,8 @@ class GenerateRequest:
     """Answer the rows of a source anew by the target; run it again to go on after a stop."""
 
     source: str
-    """Rows, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
+    """Rows, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`, or a set by name, as
+    `ls --sources` lists them."""
     out: Path
     """Folder for answers.jsonl, rejected.jsonl and manifest.json."""
     target: str = "tiny"

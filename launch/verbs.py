@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .. import __version__
+from ..data.rows.presets import presets
 from ..drafters.hub import drafter_folder
 from ..drafters.published.known import known_drafters
 from ..errors import DraftsmithError, RequestError
@@ -51,10 +52,14 @@ class Verb:
 def _ls(request: requests.LsRequest) -> str | None:
     from rich.table import Table
 
+    if request.drafters and request.sources:
+        raise RequestError("--drafters and --sources list two things; give one of them")
     if request.drafters:
         return _known(request.target)
     if request.target is not None:
         raise RequestError("--target chooses among published drafters, and recipes are listed; add --drafters")
+    if request.sources:
+        return _sets()
     table = Table("recipe", "method", "what it does")
     for path in shipped_recipes():
         table.add_row(path.stem, *headline(path))
@@ -70,6 +75,12 @@ def _known(target: str | None) -> str:
     for each in found:
         say(f"hub:{each.name}  for {each.target}: {each.form}, licence {each.licence or 'not stated'}, {each.page}")
     return "as those pages state it; none was loaded here: `draftsmith inspect-drafter` says how one is read"
+
+
+def _sets() -> str:
+    for name, each in presets().items():
+        say(f"{name}  {each.good_for}: {' and '.join(each.columns)}, licence {each.licence}, {each.origin}")
+    return "as their cards state it; NAME@REVISION takes another commit, NAME=FILE a copy of your own"
 
 
 def _recommend(request: requests.RecommendRequest) -> str:
