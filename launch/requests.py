@@ -294,10 +294,12 @@ class DeriveRequest:
 
 @dataclass
 class ReportRequest:
-    """Write report.html and report.md of an evaluated run."""
+    """Write report.html and report.md of an evaluated run, or comparison.html of several."""
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, which holds eval/results.json, or an --out of `eval`."""
+    others: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")] = ()
+    """More of them, to compare: one page in the first one's folder, and one table of them all."""
     markdown: bool = False
     """Write table.md too: the table that papers print, a row for each target, temperature and method, a column for
     each prompt set and one for their mean."""

@@ -235,13 +235,19 @@ def _report(request: requests.ReportRequest) -> str:
     writable_folder(request.run_folder)
     if request.beside and not (request.markdown or request.latex):
         raise RequestError("--beside names rows of a table, and no table is asked for; add --markdown or --latex")
-    from ..eval.report.report import write_report
+    if request.others:
+        from ..eval.report.comparison import write_comparison
 
-    page, made = write_report(request.run_folder), list[Path]()
+        page, made = write_comparison([request.run_folder, *request.others]), list[Path]()
+    else:
+        from ..eval.report.report import write_report
+
+        page, made = write_report(request.run_folder), list[Path]()
     if request.markdown or request.latex:
         from ..eval.report.paper import write_tables
 
-        made = write_tables(request.run_folder, request.beside, markdown=request.markdown, latex=request.latex)
+        beside = [*request.others, *request.beside]
+        made = write_tables(request.run_folder, beside, markdown=request.markdown, latex=request.latex)
     return "\n".join([f"report: {page}", *(f"table: {path}" for path in made)])
 
 
