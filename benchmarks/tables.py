@@ -3,7 +3,7 @@
 Between `<!-- table: NAME -->` and `<!-- end -->` a page holds what this script prints, and nothing
 else: `table` is one of a record's tables, `run: RECORD` what was run and on what, `notes: RECORD`
 what the figures say. A table that has the name of its record needs no more than that; another one
-is called `RECORD/TABLE`. `list: families` and `list: methods` come from the tables of the package.
+is called `RECORD/TABLE`. `list: families` and its like come from the tables of the package.
 
     python benchmarks/tables.py             # rewrite all pages
     python benchmarks/tables.py --check     # say which differ, exit 1
@@ -19,7 +19,9 @@ from pathlib import Path
 import draftsmith
 from draftsmith.benchmarks.common.markdown import lines_of, listed, run_of
 from draftsmith.benchmarks.common.records import Record, read_records
+from draftsmith.data.rows.presets import presets
 from draftsmith.drafters.families import FAMILIES
+from draftsmith.launch.recommend.recommend import made_for
 from draftsmith.storage import write_text
 from draftsmith.trainers.methods import METHODS
 
@@ -97,7 +99,7 @@ def notes_block(name: str, records: Mapping[str, Record], page: str) -> str:
 
 
 def list_block(name: str, _records: Mapping[str, Record], page: str) -> str:
-    """The families or the methods, from their records."""
+    """A list of what the package has, from its own tables."""
     if name not in LISTS:
         raise SystemExit(f"{page}: no list {name!r}; there are {', '.join(LISTS)}")
     head, *rows = LISTS[name]()
@@ -133,7 +135,26 @@ def methods_list() -> list[list[str]]:
     return rows
 
 
-LISTS: dict[str, Callable[[], list[list[str]]]] = {"families": families_list, "methods": methods_list}
+def recipes_list() -> list[list[str]]:
+    """Which recipes are made for which target, by which `draftsmith recommend` goes."""
+    return [["target", "recipes"], *([each.shown, each.recipes] for each in made_for())]
+
+
+def sources_list() -> list[list[str]]:
+    """The sets of rows that `data.source` takes by name."""
+    rows = [["name", "good for", "columns", "licence", "where, and its commit"]]
+    for name, each in presets().items():
+        at = f"`{each.repository}{f':{each.config}' if each.config else ''}`, `{each.revision[:12]}`"
+        rows.append([f"`{name}`", each.good_for, ", ".join(each.columns), each.licence, at])
+    return rows
+
+
+LISTS: dict[str, Callable[[], list[list[str]]]] = {
+    "families": families_list,
+    "methods": methods_list,
+    "recipes": recipes_list,
+    "sources": sources_list,
+}
 BLOCKS: dict[str, Callable[[str, Mapping[str, Record], str], str]] = {
     "table": table_block,
     "run": run_block,

@@ -26,7 +26,8 @@ class DataConfig(Section):
     """Where the text comes from and how it becomes rows of tokens."""
 
     source: str = "stdlib"
-    """`stdlib` (the library's own sources), a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
+    """`stdlib` (the library's own sources), a file, a folder, a glob, `hub:NAME[:CONFIG]`, or a set by name, as
+    `draftsmith ls --sources` lists them: NAME, NAME@REVISION or NAME=FILE."""
     revision: str | None = None
     """Commit, tag or branch of a hub data set; set it, or the run cannot be repeated."""
     split: str = "train"

@@ -27,12 +27,22 @@ else:
 
 @dataclass
 class LsRequest:
-    """List the shipped recipes, or the drafters that others published."""
+    """List the shipped recipes, the drafters that others published, or the sets of rows by name."""
 
+    sources: bool = False
+    """The sets that data.source and --source take by name, in place of recipes."""
     drafters: bool = False
     """The drafters on the hub that the shipped list knows, in place of recipes."""
     target: str | None = None
     """Of those, the ones for this target: its name on the hub, or its folder."""
+
+
+@dataclass
+class RecommendRequest:
+    """Say by a target's config which recipe to copy, how large and long that is, and which drafters are published."""
+
+    target: Positional[str]
+    """Folder, GGUF file or hub name of the target, or `tiny`; no weights are read."""
 
 
 @dataclass
@@ -313,10 +323,12 @@ class DeriveRequest:
 
 @dataclass
 class ReportRequest:
-    """Write report.html and report.md of an evaluated run."""
+    """Write report.html and report.md of an evaluated run, or comparison.html of several."""
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, which holds eval/results.json, or an --out of `eval`."""
+    others: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")] = ()
+    """More of them, to compare: one page in the first one's folder, and one table of them all."""
     markdown: bool = False
     """Write table.md too: the table that papers print, a row for each target, temperature and method, a column for
     each prompt set and one for their mean."""
@@ -436,7 +448,8 @@ class GenerateRequest:
     """Answer the rows of a source anew by the target; run it again to go on after a stop."""
 
     source: str
-    """Rows, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
+    """Rows, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`, or a set by name, as
+    `ls --sources` lists them."""
     out: Path
     """Folder for answers.jsonl, rejected.jsonl and manifest.json."""
     target: str = "tiny"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .. import __version__
+from ..data.rows.presets import presets
 from ..drafters.hub import drafter_folder
 from ..drafters.published.known import known_drafters
 from ..errors import DraftsmithError, RequestError
@@ -53,10 +54,14 @@ class Verb:
 def _ls(request: requests.LsRequest) -> str | None:
     from rich.table import Table
 
+    if request.drafters and request.sources:
+        raise RequestError("--drafters and --sources list two things; give one of them")
     if request.drafters:
         return _known(request.target)
     if request.target is not None:
         raise RequestError("--target chooses among published drafters, and recipes are listed; add --drafters")
+    if request.sources:
+        return _sets()
     table = Table("recipe", "method", "what it does")
     for path in shipped_recipes():
         table.add_row(path.stem, *headline(path))
@@ -72,6 +77,18 @@ def _known(target: str | None) -> str:
     for each in found:
         say(f"hub:{each.name}  for {each.target}: {each.form}, licence {each.licence or 'not stated'}, {each.page}")
     return "as those pages state it; none was loaded here: `draftsmith inspect-drafter` says how one is read"
+
+
+def _sets() -> str:
+    for name, each in presets().items():
+        say(f"{name}  {each.good_for}: {' and '.join(each.columns)}, licence {each.licence}, {each.origin}")
+    return "as their cards state it; NAME@REVISION takes another commit, NAME=FILE a copy of your own"
+
+
+def _recommend(request: requests.RecommendRequest) -> str:
+    from .recommend.recommend import recommend
+
+    return recommend(request.target)
 
 
 def _show(request: requests.ShowRequest, overrides: Values) -> None:
@@ -228,13 +245,19 @@ def _report(request: requests.ReportRequest) -> str:
     writable_folder(request.run_folder)
     if request.beside and not (request.markdown or request.latex):
         raise RequestError("--beside names rows of a table, and no table is asked for; add --markdown or --latex")
-    from ..eval.report.report import write_report
+    if request.others:
+        from ..eval.report.comparison import write_comparison
 
-    page, made = write_report(request.run_folder), list[Path]()
+        page, made = write_comparison([request.run_folder, *request.others]), list[Path]()
+    else:
+        from ..eval.report.report import write_report
+
+        page, made = write_report(request.run_folder), list[Path]()
     if request.markdown or request.latex:
         from ..eval.report.paper import write_tables
 
-        made = write_tables(request.run_folder, request.beside, markdown=request.markdown, latex=request.latex)
+        beside = [*request.others, *request.beside]
+        made = write_tables(request.run_folder, beside, markdown=request.markdown, latex=request.latex)
     return "\n".join([f"report: {page}", *(f"table: {path}" for path in made)])
 
 
@@ -301,6 +324,7 @@ def _card(index: int) -> dict[str, object]:
 
 VERBS: dict[str, Verb] = {
     "ls": Verb(requests.LsRequest, _ls),
+    "recommend": Verb(requests.RecommendRequest, _recommend),
     "show": Verb(requests.ShowRequest, _show, takes_values=True),
     "copy": Verb(requests.CopyRequest, _copy),
     "check": Verb(requests.CheckRequest, _check, takes_values=True),

@@ -323,6 +323,7 @@ LIGHT = [
     "import draftsmith",
     "from draftsmith.launch.cli import main; main(['--help'])",
     "from draftsmith.launch.cli import main; assert main(['ls']) == 0",
+    "from draftsmith.launch.cli import main; assert main(['recommend', 'tiny']) == 0",
     "from draftsmith.launch.cli import main; assert main(['show', 'distill-tiny']) == 0",
     "from draftsmith.launch.cli import main; assert main(['show', 'nothing']) == 2",
     "from draftsmith.launch.cli import main; assert main(['train', 'distill-tiny', '--a.b', '1']) == 2",

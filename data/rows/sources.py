@@ -18,14 +18,15 @@ import logging
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ...errors import DataError, EnvironmentFailure, RequestError
 from ..config import DataConfig
+from .presets import ChosenPreset, chosen_preset, is_on_hub, near_preset
 from .raw import Extent, Extents, RawRow, Rows
 from .readers import SUFFIXES, import_datasets, read_file, reader_version
 
@@ -145,6 +146,24 @@ class HubSource:
         return _hashed([self.name, str(self.dataset._fingerprint)])
 
 
+@dataclass(frozen=True)
+class PresetSource:
+    """The rows of a set by name, its columns named as a shape has them; a copy where they are so already stays."""
+
+    name: str
+    rows_of: Source
+    rename: Mapping[str, str]
+
+    def rows(self, extents: Extents | None = None) -> Rows:
+        for row in self.rows_of.rows(extents):
+            if isinstance(row, RawRow) and set(self.rename) <= set(row.columns):
+                row = row._replace(columns={self.rename.get(key, key): each for key, each in row.columns.items()})
+            yield row
+
+    def identity(self) -> str:
+        return _hashed([self.rows_of.identity(), *self.rename, *self.rename.values()])
+
+
 def open_sources(config: DataConfig) -> tuple[Source, Source | None]:
     """Rows to train on and the named held-out rows, None where a hash holds them out.
 
@@ -157,7 +176,7 @@ def open_sources(config: DataConfig) -> tuple[Source, Source | None]:
         split = config.validation_split or config.split
         return train, _open(config.validation, config, split=split, part="validation")
     if config.validation_split is not None:
-        if not config.source.startswith(_HUB):
+        if not is_on_hub(config.source):
             raise RequestError(
                 f"data.validation_split is {config.validation_split!r}, but data.source "
                 f"{config.source!r} has no splits; name the held-out rows by data.validation"
@@ -171,10 +190,30 @@ def open_sources(config: DataConfig) -> tuple[Source, Source | None]:
 def _open(source: str, config: DataConfig, *, split: str, part: Split) -> Source:
     if source == "stdlib":
         return StdlibSource(part)
+    if (chosen := chosen_preset(source)) is not None:
+        return _open_preset(chosen, config, split)
     if source.startswith(_HUB):
         return _open_hub(source.removeprefix(_HUB), config.revision, split)
+    return _open_files(source, config)
+
+
+def _open_files(source: str, config: DataConfig) -> FileSource:
     # long enough that a cut costs little, short enough that a single book still has many rows
     return FileSource(source, tuple(find_files(source)), block=16 * config.sequence_length)
+
+
+def _open_preset(chosen: ChosenPreset, config: DataConfig, split: str) -> PresetSource:
+    """A set by name; `train`, which is the default, is the split that it is trained on."""
+    preset = chosen.preset
+    if chosen.own is not None:
+        own = _open_files(chosen.own, config)
+        return PresetSource(f"{chosen.name}={own.name}", own, preset.rename)
+    split, revision = preset.split if split == "train" else split, config.revision or preset.revision
+    dataset = _load_hub(
+        preset.repository, preset.config, revision, split, files=preset.file, instead=chosen.bring, name=chosen.name
+    )
+    name = f"{chosen.name} ({replace(preset, revision=revision).origin}[{split}])"
+    return PresetSource(name, HubSource(name, dataset), preset.rename)
 
 
 def find_files(source: str) -> list[Path]:
@@ -190,7 +229,8 @@ def find_files(source: str) -> list[Path]:
         files = [each for each in glob_files(path) if _is_data(Path(each.name), each)]
     else:
         raise RequestError(
-            f"data: there is no {source!r}; expected `stdlib`, a file, a folder, a glob in quotes, or hub:NAME"
+            f"data: there is no {source!r}; expected `stdlib`, a file, a folder, a glob in quotes, hub:NAME"
+            f"{near_preset(source)}"
         )
     if not files:
         raise RequestError(f"data: {source} names no file with one of {', '.join(SUFFIXES)}")
@@ -216,19 +256,26 @@ def _open_hub(name: str, revision: str | None, split: str) -> HubSource:
     return HubSource(f"{_HUB}{name}[{split}]", dataset)
 
 
-def _load_hub(repository: str, subset: str | None, revision: str | None, split: str) -> Any:
-    datasets = import_datasets()
+def _load_hub(
+    repository: str,
+    subset: str | None,
+    revision: str | None,
+    split: str,
+    *,
+    files: str | None = None,
+    instead: str = "without a network, name a local file, or `stdlib`",
+    name: str = "",
+) -> Any:
+    """A split of a data set; `instead` is what to do where the hub cannot be reached."""
+    datasets, what = import_datasets(), f"{name} (hub:{repository})" if name else f"hub:{repository}"
     try:
-        return datasets.load_dataset(repository, subset, split=split, revision=revision)
+        return datasets.load_dataset(repository, subset, split=split, revision=revision, data_files=files)
     except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
-        raise RequestError(f"data: hub:{repository}: {_first_line(error)}") from error
+        raise RequestError(f"data: {what}: {_first_line(error)}") from error
     except OSError as error:
-        raise EnvironmentFailure(
-            f"data: hub:{repository} cannot be loaded ({_first_line(error)}); without a network, "
-            "name a local file, or `stdlib`"
-        ) from error
+        raise EnvironmentFailure(f"data: {what} cannot be loaded ({_first_line(error)}); {instead}") from error
     except datasets.exceptions.DatasetsError as error:
-        raise DataError(f"data: hub:{repository} is broken ({_first_line(error)})") from error
+        raise DataError(f"data: {what} is broken ({_first_line(error)})") from error
 
 
 def _first_line(error: Exception) -> str:

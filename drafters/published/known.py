@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 _UNTOLD = {"meta", "hf"}
@@ -29,19 +30,25 @@ class KnownDrafter:
 
 
 def known_drafters(target: str | None = None) -> list[KnownDrafter]:
-    """All of the list, or those for one target, by its name on the hub or its folder's.
+    """All of the list, or those for one target, by its name on the hub or its folder's."""
+    return [each for each in _listed() if target is None or same_model(each.target, target)]
 
-    Names are alike in whatever order, case and punctuation their words stand.
-    """
+
+@cache
+def _listed() -> list[KnownDrafter]:
     from ruamel.yaml import YAML
 
     content = YAML(typ="safe", pure=True).load((files(__package__) / "known.yaml").read_text(encoding="utf-8"))
-    found = [
+    return [
         KnownDrafter(name, made_for, group["form"], content["licences"].get(name), group["page"])
         for group in content["groups"]
         for name, made_for in group["drafters"].items()
     ]
-    return [each for each in found if target is None or _words(each.target) == _words(target)]
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two names are of one model, in whatever order, case and punctuation their words stand."""
+    return bool(_words(one)) and _words(one) == _words(other)
 
 
 def _words(name: str) -> list[str]:

@@ -56,6 +56,35 @@ def acceptance_by_depth(rows: Sequence[dict[str, Any]]) -> Markup:
     return _svg(figure, panels, "Acceptance by depth", " ".join(words))
 
 
+def speedups(rows: Sequence[dict[str, Any]]) -> Markup:
+    """Speed-up over plain decoding with its interval, a line for each row in that order, a colour per temperature."""
+    from matplotlib.ticker import MaxNLocator
+
+    temperatures = sorted({row["temperature"] for row in rows})
+    figure, (axes,) = _panels(1)
+    figure.set_size_inches(6.6, 0.9 + 0.28 * len(rows))
+    for at, row in enumerate(rows):
+        value, low, high = row["speedup"]
+        if value is None:
+            continue
+        number = temperatures.index(row["temperature"]) % len(_COLOURS)
+        ends = [[max(0.0, value - (value if low is None else low))], [max(0.0, (high or value) - value)]]
+        label = f"T = {row['temperature']:g}"
+        first = label not in axes.get_legend_handles_labels()[1]
+        look = {"color": _COLOURS[number], "marker": _MARKS[number], "linestyle": "none", "markersize": 5}
+        axes.errorbar(value, at, xerr=ends, capsize=2.5, elinewidth=1.2, label=label if first else None, **look)
+    labels = _told_apart([f"{row['label']}, T = {row['temperature']:g}" for row in rows])
+    axes.set_yticks(range(len(rows)), [_drawable(label) for label in labels])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.axvline(1, color=_INK, linewidth=0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
+    axes.grid(axis="x", color=_GRID, linewidth=0.7)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("times plain decoding", color=_INK, fontsize=9)
+    words = [f"{label}: {row['speedup'][0]:.2f}." for label, row in zip(labels, rows) if row["speedup"][0] is not None]
+    return _svg(figure, [axes], "Speed-up of each run", " ".join(words))
+
+
 def _in_words(label: str, row: dict[str, Any]) -> str:
     """A line of the picture for those who do not see it; the table below has every figure."""
     known = [(depth, value) for depth, (value, *_) in enumerate(row["n_alpha"], 1) if value is not None]

@@ -5,7 +5,8 @@ cannot be seen or would turn the reading direction is shown by its number.
 
 Its first lines say what pays, by how much, where it stops paying, and the verdict.
 
-Read next: `report.html.j2`, `plots.py`, `results.py`; `paper.py`, the tables that papers print.
+Read next: `report.html.j2`, `plots.py`, `results.py`; `paper.py`, the tables that papers print; `comparison.py`, the
+page of several runs.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def write_report(run: Path) -> Path:
     tuning = read_tuning(folder / "tune.json")
     try:
         shown = context(results, audit, curve) | {"tuning": tuning_shown(tuning) if tuning else None}
-        pages = _pages(shown)
+        pages = {name: page_of(name, shown) for name in ("report.html", "report.md")}
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
         raise RequestError(
             f"{folder / 'results.json'}, or audit.json, tune.json or metrics.jsonl beside it, is damaged: "
@@ -80,8 +81,8 @@ def write_report(run: Path) -> Path:
     return run / "report.html"
 
 
-def _pages(content: dict[str, Any]) -> dict[str, str]:
-    """The two files' texts."""
+def page_of(name: str, content: dict[str, Any]) -> str:
+    """The text of a page, by the name of its template."""
     environment = Environment(
         loader=PackageLoader("draftsmith.eval.report", "."),
         undefined=StrictUndefined,
@@ -98,8 +99,7 @@ def _pages(content: dict[str, Any]) -> dict[str, str]:
         "cell": cell,
         "stand_in": stand_in,
     }
-    names = ("report.html", "report.md")
-    return {name: environment.get_template(f"{name}.j2").render(content) + "\n" for name in names}
+    return environment.get_template(f"{name}.j2").render(content) + "\n"
 
 
 def results_in(run: Path) -> Path:

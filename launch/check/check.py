@@ -245,11 +245,12 @@ def _check_embedded(recipe: Recipe, models: Models, ids: Sequence[int], where: s
 
 def _rows(recipe: Recipe) -> Waits:
     """The first rows, read alone: without the target's tokenizer nothing more can be said."""
+    from ...data.rows.presets import is_on_hub
     from ...data.rows.records import Placed, RecordReader
     from ...data.rows.sources import open_sources
 
     data = recipe.data
-    if data.source.startswith("hub:"):
+    if is_on_hub(data.source):
         return Waits(f"{data.source}: read, rendered and masked where the target's tokenizer is")
     source, _ = open_sources(data)
     reader = RecordReader(data)

@@ -151,12 +151,9 @@ def check_recipe(recipe: Recipe) -> None:
 
 def _target(recipe: Recipe) -> PreTrainedModel:
     """The target's shapes, for every check that asks; refused where no method could train for it."""
-    from ...decoding.backbone.attention import use_grouped_attention
-    from ...decoding.backbone.backbone import check_rollback
     from ...decoding.backbone.cut import check_layers, check_team
     from ...decoding.backbone.foreign import check_generation_config
-    from ...decoding.backbone.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
-    from ...decoding.backbone.loading import check_release, keep_soft_cap
+    from ...decoding.backbone.hub import folder_or_name, load_config, load_sizes, loading_errors
     from ...decoding.backbone.quantised import check_can_read
     from ...decoding.backbone.weights import check_held, check_weight_files
     from ...decoding.gguf.file import find_gguf
@@ -166,13 +163,9 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
     described = None if sizes is None else load_sizes(sizes)  # a wrong name is one wherever the target is
     if described is not None and is_described(recipe.target):
-        model = skeleton(described)
+        model = decodable(described)
     else:
-        model = skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
-    check_release(model.config)
-    keep_soft_cap(model)
-    use_grouped_attention(model)  # as `load_target` does, where it can
-    check_rollback(model)
+        model = decodable(load_config(path, revision=revision, trust_remote_code=trust), trust)
     if not devices_of(recipe).described:
         with loading_errors("model", path, "config.json and safetensors weights"):
             check_can_read(path, model.config, recipe.target.quantization)
@@ -188,6 +181,26 @@ def _target(recipe: Recipe) -> PreTrainedModel:
         with loading_errors("generation settings of", path, "generation_config.json"):
             check_generation_config(path, folder_or_name(path), revision)
         check_held(model, path)
+    return model
+
+
+def decodable(config: Any, trust: bool = False) -> PreTrainedModel:
+    """The shapes of a model that is decoded with, as it will be set up.
+
+    Raises:
+        RequestError: it is no causal LM, or its state cannot be rolled back.
+        EnvironmentFailure: the installed release computes its kind wrongly.
+    """
+    from ...decoding.backbone.attention import use_grouped_attention
+    from ...decoding.backbone.backbone import check_rollback
+    from ...decoding.backbone.hub import skeleton
+    from ...decoding.backbone.loading import check_release, keep_soft_cap
+
+    model = skeleton(config, trust)
+    check_release(model.config)
+    keep_soft_cap(model)
+    use_grouped_attention(model)  # as `load_target` does, where it can
+    check_rollback(model)
     return model
 
 

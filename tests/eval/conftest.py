@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import make_drafter, make_target
@@ -19,6 +20,10 @@ from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.second import second_rows
 from draftsmith.storage.identity import flat
+from helpers.browser import CHROMIUM, QUIET
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 HOSTILE = "</pre></style><script>document.title='broken'</script>\u202e\u0000'\"```|\U0001f40d<b>"
 
@@ -88,3 +93,14 @@ def hostile_run(run_folder: Path) -> Path:
             sample["tokens"].append([HOSTILE, "draft"])
     path.write_text(json.dumps(results))
     return run_folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is in the extra `dev`")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()

@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...bars import bar, is_watched
+from ...errors import EnvironmentFailure, RequestError
 from ...storage import write_text
 from .sums import add_terms, means, totals
 
@@ -175,6 +177,56 @@ class Screen:
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+TRACKED = "trackers.json"
+"""By what name trackers know the run of a folder."""
+
+
+def begin_trackers(accelerator: Accelerator, trackers: Sequence[str], out: Path) -> None:
+    """Start the trackers; a run that was stopped goes on in the record that it began, by the id that its folder keeps.
+
+    TensorBoard needs none: its files lie in the folder.
+
+    Raises:
+        RequestError: the file with the ids is damaged. EnvironmentFailure: a tracker cannot start.
+    """
+    kept = _tracked(out / TRACKED)
+    ids = {name: kept.get(name) or (None if name == "mlflow" else uuid.uuid4().hex) for name in trackers}
+    place = {} if os.environ.get("WANDB_DIR") else {"dir": str(out)}
+    given: dict[str, dict[str, Any]] = {
+        "wandb": {"id": ids.get("wandb"), "name": out.name, "resume": "allow", **place},
+        "trackio": {"name": f"{out.name}-{str(ids.get('trackio'))[:8]}", "resume": "allow"},
+        "mlflow": {"run_id": ids.get("mlflow"), "run_name": out.name},
+    }
+    try:
+        accelerator.init_trackers("draftsmith", init_kwargs={name: given[name] for name in trackers if name in given})
+    except Exception as error:  # any back-end may raise anything
+        said = next(iter(str(error).strip().splitlines()), "")[:300]
+        raise EnvironmentFailure(
+            f"loop.trackers ({', '.join(trackers)}) cannot start: {type(error).__name__} ({said}); see its settings, "
+            "or leave it out: metrics.jsonl is always written"
+        ) from error
+    if not accelerator.is_main_process:
+        return
+    if "mlflow" in trackers:
+        ids["mlflow"] = accelerator.get_tracker("mlflow", unwrap=True).info.run_id
+    if known := {name: ids[name] for name in trackers if name in given}:
+        write_text(out / TRACKED, json.dumps(kept | known, indent=1) + "\n")
+
+
+def _tracked(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(kept, dict) and all(isinstance(each, str) for each in kept.values()):
+            return kept
+    except (ValueError, RecursionError):
+        pass
+    raise RequestError(
+        f"{path} is damaged: expected trackers' names and the ids of this run; move it away, and trackers begin anew"
+    )
 
 
 def copy_to_trackers(accelerator: Accelerator, values: dict[str, float], step: int) -> None:

@@ -31,6 +31,7 @@ from .loop import Loop, Plan, Probe, RunOutcome, TrainingRows
 from .memory import keep_freed_memory
 from .objective import Objective
 from .order import group_count
+from .progress import begin_trackers
 from .sharding import leave_kernels_uncompiled
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     if accelerator.num_processes > 1 or wants_deepspeed:
         _log.info("%d processes: %s", accelerator.num_processes, kind)
     if loop.trackers:
-        accelerator.init_trackers("draftsmith")
+        begin_trackers(accelerator, loop.trackers, out)
     return accelerator
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +12,11 @@ import pytest
 from draftsmith.errors import RequestError
 from draftsmith.eval.report.report import visible, write_report
 from draftsmith.eval.report.tables import interval, number
+from helpers.browser import WORST_CONTRAST, opened
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 SCHEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 PLOTS = [
     "Acceptance by depth",
@@ -42,29 +31,6 @@ HOSTILE = (
     "<b onclick='x'>\"'&lt;{{ 7*7 }}$\\frac{$|`\n\u202e\u2066\u200f\0\r\x1b[31m\ud800"
     "null undefined NaN \U0001f40d\U0001f469\u200d\U0001f52c שלום עולם"
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is in the extra `dev`")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
-
-
-def opened(browser: Browser, page_file: Path, scheme: str) -> tuple[Page, list[str]]:
-    """The page in a light or a dark browser, and the messages of its console and its network."""
-    context = browser.new_context(color_scheme=scheme, viewport={"width": 1100, "height": 900})
-    page = context.new_page()
-    messages: list[str] = []
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda request: messages.append(request.url) if "file://" not in request.url else None)
-    page.goto(page_file.as_uri())
-    return page, messages
 
 
 def read(run: Path, name: str) -> dict[str, Any]:
@@ -98,33 +64,6 @@ def poisoned_run(run_folder: Path) -> Path:
     audit |= {"plant": HOSTILE, "failures": [HOSTILE], "verdict": "NOT lossless"}
     write(run_folder, "audit.json", audit)
     return run_folder
-
-
-# every visible text against the nearest painted ground behind it: WCAG 2 contrast
-WORST_CONTRAST = """() => {
-  const light = c => c.map(x => x / 255).map(x => x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4)
-    .reduce((sum, x, n) => sum + x * [.2126, .7152, .0722][n], 0);
-  const parse = css => css.match(/[\\d.]+/g).map(Number);
-  const ground = e => { for (; e; e = e.parentElement) {
-    const c = parse(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0) return c.slice(0, 3); }
-    return [255, 255, 255]; };
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  let worst = [99, ''];
-  while (walk.nextNode()) {
-    const e = walk.currentNode.parentElement;
-    if (!walk.currentNode.data.trim() || e.closest('svg')) continue;
-    const pair = [light(parse(getComputedStyle(e).color).slice(0, 3)), light(ground(e))];
-    const ratio = (Math.max(...pair) + .05) / (Math.min(...pair) + .05);
-    if (ratio < worst[0]) worst = [ratio, e.outerHTML.slice(0, 200)];
-  }
-  for (const e of document.querySelectorAll('svg [style*="var(--soft)"], svg [style*="var(--plot"]')) {
-    const paint = getComputedStyle(e); const colour = paint.stroke !== 'none' ? paint.stroke : paint.fill;
-    const pair = [light(parse(colour).slice(0, 3)), light(ground(e.closest('figure')))];
-    const ratio = (Math.max(...pair) + .05) / (Math.min(...pair) + .05) * 1.5;  // lines: 3 is enough
-    if (ratio < worst[0]) worst = [ratio, e.outerHTML.slice(0, 200)];
-  }
-  return worst;
-}"""
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -59,6 +60,21 @@ def test_two_processes_train_the_same(config: str, alone: Path, tmp_path: Path) 
     for name, weight in theirs.items():
         assert mine[name].shape == weight.shape
         assert (mine[name] - weight).norm() < 0.05 * weight.norm(), name
+
+
+@pytest.mark.run
+@pytest.mark.slow
+def test_torchrun_trains_the_same(alone: Path, tmp_path: Path) -> None:
+    """Its processes find each other by what it tells them; accelerate takes that for its own launch."""
+    words = ["--nproc_per_node", "2", "-m", "draftsmith.launch.train", str(write_recipe(tmp_path))]
+    command = [sys.executable, "-m", "torch.distributed.run", *words, "--out", str(tmp_path / "run")]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [*command, "--loop.steps", str(STEPS)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 processes: MULTI_CPU" in done.stdout + done.stderr
+    assert losses(tmp_path / "run") == pytest.approx(losses(alone), rel=1e-4)
 
 
 @pytest.mark.run
