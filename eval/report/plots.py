@@ -71,7 +71,12 @@ def speedups(rows: Sequence[dict[str, Any]]) -> Markup:
         ends = [[max(0.0, value - (value if low is None else low))], [max(0.0, (high or value) - value)]]
         label = f"T = {row['temperature']:g}"
         first = label not in axes.get_legend_handles_labels()[1]
-        look = {"color": _COLOURS[number], "marker": _MARKS[number], "linestyle": "none", "markersize": 5}
+        look: dict[str, Any] = {
+            "color": _COLOURS[number],
+            "marker": _MARKS[number],
+            "linestyle": "none",
+            "markersize": 5,
+        }
         axes.errorbar(value, at, xerr=ends, capsize=2.5, elinewidth=1.2, label=label if first else None, **look)
     labels = _told_apart([f"{row['label']}, T = {row['temperature']:g}" for row in rows])
     axes.set_yticks(range(len(rows)), [_drawable(label) for label in labels])
