@@ -48,8 +48,9 @@ def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
 def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert main(["train", "eagle-tiny", "--out", str(out), "--loop.steps", "1", *TRAINING, *ON_SHALLOW]) == 0
-    shape = ["--drafter.eagle.tree", tree, "--drafter.eagle.nodes", "12", "--drafter.eagle.top_k", "3"]
-    assert main(["eval", str(out), *shape, *MEASURING]) == 0
+    sizes = ["--drafter.eagle.nodes", "12", "--drafter.eagle.top_k", "3"] if tree == "dynamic" else []
+    shape = ["--drafter.eagle.tree", tree, *sizes]
+    assert main(["eval", str(out), *shape, *MEASURING, "--eval.max_new_tokens", "12"]) == 0
     rows = json.loads((out / "eval" / "results.json").read_text())["rows"]
     assert {row["verdict"] for row in rows} == {"lossless"}
     assert all(row["nodes"] > 5 for row in rows)
