@@ -35,9 +35,11 @@ from .method_config import (
     RolloutsConfig,
     TuneConfig,
 )
+from .student.numbers import of_eagle, of_eagle3, of_medusa, of_mtp
 
 if TYPE_CHECKING:
     from .sections import Sections
+    from .student.numbers import TargetSizes
 
 Count = Callable[["Sections"], int]
 Share = Callable[["Sections"], float]
@@ -72,6 +74,10 @@ def _start_from(recipe: Sections) -> list[str]:
 
 
 def _no_samples(_recipe: Sections) -> None:
+    return None
+
+
+def _uncounted(_recipe: Sections, _target: TargetSizes) -> None:
     return None
 
 
@@ -131,6 +137,8 @@ class Method:
     """Sections that this very recipe turns off, each with what would turn it on."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Settings of the drafter that the recipe chooses -> the value that does; others follow from the target."""
+    numbers: Callable[[Sections, TargetSizes], int | None] = _uncounted
+    """Numbers that are trained for a target, by its sizes alone; None where these do not say."""
     memory: PassMemory = field(default_factory=PassMemory)
     """What its passes keep, for the pre-flight."""
     cuts_rows: bool = False
@@ -292,6 +300,7 @@ _MEDUSA = Method(
     reads=_ON_TARGET,
     ignores=_NOT_MOVING,
     sizes=_HEADS,
+    numbers=of_medusa,
     memory=PassMemory(positions=_heads, recomputed_layers=_heads_of, keeps_inputs=False),
     recompute="medusa.recompute",
     most_drafts=_heads,
@@ -339,6 +348,7 @@ _EAGLE = Method(
     reads=_ON_TARGET,
     ignores=_WHOLE_TEACHER,
     sizes={"draft_vocabulary": "eagle.vocabulary"},
+    numbers=of_eagle,
     memory=_by_passes(lambda recipe: int(recipe.eagle.passes)),
     cuts_rows=True,
     recompute="eagle.recompute",
@@ -389,6 +399,7 @@ _ALL = (
     replace(
         _MEDUSA,
         name="medusa2",
+        numbers=_uncounted,
         summary="Medusa heads and the target beneath them together",
         sections={"medusa": MedusaConfig, "medusa2": Medusa2Config, "tune": TuneConfig},
         tunes_target=lambda _recipe: True,
@@ -397,6 +408,7 @@ _ALL = (
     replace(
         _MEDUSA,
         name="hydra",
+        numbers=_uncounted,
         summary="Hydra or Hydra++ heads on the frozen target",
         family="hydra",
         variants=("hydra++",),
@@ -428,6 +440,7 @@ _ALL = (
             "draft_vocabulary": "eagle3.vocabulary",
             "feature_norms": "eagle3.feature_norms",
         },
+        numbers=of_eagle3,
         memory=_by_passes(lambda recipe: int(recipe.eagle3.passes)),
         recompute="eagle3.recompute",
     ),
@@ -440,6 +453,7 @@ _ALL = (
         sections={"mtp": MtpConfig},
         ignores=_NOT_MOVING,
         sizes={"state": "mtp.state", "draft_vocabulary": "mtp.vocabulary"},
+        numbers=of_mtp,
         # norms of queries and keys, and of both halves of a pair, keep what they read too
         memory=_by_passes(lambda recipe: int(recipe.mtp.passes), each=1.2),
         recompute="mtp.recompute",

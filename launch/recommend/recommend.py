@@ -130,7 +130,7 @@ def _of_recipes(target: Described, sized: Made, first: tuple[str, ...]) -> Itera
     yield f"recipes for {sized.shown}, those that end in {sized.ending}{note}:"
     for name in first:
         recipe = load_recipe(name, []).recipe
-        count = trained(recipe, target)
+        count = recipe.record.numbers(recipe, target)
         size = "`check` counts what it trains"
         if count is not None:
             state = in_units(_STATE * count)
@@ -151,26 +151,6 @@ def _hours(recipe: Recipe, target: Described) -> str:
         if row["recipe"] == recipe.name and abs(log(target.parameters / row["parameters"])) < log(_NEAR)
     ]
     return f"{tokens / 1e6:,.1f} M tokens, {', '.join(rates) or 'time not measured for a target of this size'}"
-
-
-def trained(recipe: Recipe, target: Described) -> int | None:
-    """Numbers that a recipe trains for a target; None where the sizes of the target alone do not say."""
-    hidden, rows = target.hidden, target.vocabulary
-    attention = 2 * target.heads * target.head_size + 2 * target.kv_heads * target.head_size
-    layer = hidden * attention + 3 * hidden * target.intermediate
-    if recipe.method == "eagle":
-        return layer + 2 * hidden * hidden + hidden
-    if recipe.method == "mtp" and not recipe.mtp.from_target:
-        return layer + 2 * hidden * hidden + 5 * hidden + 2 * target.head_size
-    if recipe.method == "eagle3":
-        # attention reads embedding and state side by side; three states are fused
-        wider = hidden * (attention - target.heads * target.head_size)
-        return layer + wider + (3 * hidden + min(recipe.eagle3.vocabulary, rows) + 4) * hidden
-    if recipe.method == "medusa":
-        medusa = recipe.medusa
-        own = 0 if medusa.shared_head else min(medusa.vocabulary or rows, rows) * hidden
-        return int(medusa.heads * (medusa.layers * hidden * (hidden + 1) + own))
-    return None
 
 
 def _of_published(found: list[KnownDrafter], how: str, target: Described) -> Iterator[str]:

@@ -95,7 +95,7 @@ def hostile_run(run_folder: Path) -> Path:
     return run_folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # it runs an event loop, which no test of another file may meet
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")

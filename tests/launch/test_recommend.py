@@ -14,7 +14,7 @@ from draftsmith.launch.check.memory import needs, parameters
 from draftsmith.launch.check.models import Models
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
-from draftsmith.launch.recommend.recommend import _rules, made_for, recommend, trained
+from draftsmith.launch.recommend.recommend import _rules, made_for, recommend
 from draftsmith.launch.recommend.target import PLAIN, described
 from helpers.models.gguf_files import pytestmark_gguf, write_llama
 
@@ -163,7 +163,7 @@ def test_what_is_trained_is_what_the_pre_flight_counts(method: str, ending: str,
     made = folder(tmp_path / "model", {"model_type": kind} | SMALL)
     recipe = load_recipe(method + ending, [("target.path", made)]).recipe
     models = Models(recipe)
-    count = trained(recipe, described(made))
+    count = recipe.record.numbers(recipe, described(made))
     assert count == parameters(models.student())
     need = needs(recipe, models.student(), models.target())
     assert need["weights, gradient and moments"] == 16 * count
