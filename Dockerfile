@@ -8,13 +8,15 @@
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS build
+ARG PIP_CACHE_DIR=/cache/pip
 WORKDIR /source
 COPY . .
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/cache/pip \
     pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}-slim-bookworm
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG PIP_CACHE_DIR=/cache/pip
 
 # Triton compiles what starts its kernels
 # hadolint ignore=DL3008
@@ -22,11 +24,11 @@ RUN case "${TORCH_INDEX}" in */cpu) exit 0 ;; esac; \
     apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
 # a layer each for what seldom changes, and for what always does; torch by itself, as packages look for it when they are built
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/cache/pip \
     --mount=type=bind,source=constraints.txt,target=/source/constraints.txt \
     pip install -c /source/constraints.txt --extra-index-url "${TORCH_INDEX}" torch setuptools wheel
 
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/cache/pip \
     --mount=type=bind,source=constraints.txt,target=/source/constraints.txt \
     --mount=type=bind,source=pyproject.toml,target=/source/pyproject.toml \
     python -c "import tomllib; print(*tomllib.load(open('/source/pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \

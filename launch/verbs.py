@@ -20,7 +20,7 @@ from ..drafters.hub import drafter_folder
 from ..drafters.published.known import known_drafters
 from ..errors import DraftsmithError, RequestError
 from ..eval.measure.environment import environment
-from ..storage import is_first, writable_folder, write_text
+from ..storage import is_first, nearest_folder, writable_folder, write_text
 from . import requests
 from .check.early import (
     check_adapt,
@@ -185,8 +185,7 @@ def _adapt(request: requests.AdaptRequest, overrides: Values) -> str:
     check_adapt(request, overrides)
     from .train.adapt import run_adapt
 
-    run_adapt(request, overrides, say)
-    return f"the drafter in use: {(request.out or request.run_folder / 'adapted') / 'drafter'}"
+    return f"the drafter in use: {run_adapt(request, overrides, say)}"
 
 
 def _chat(request: requests.ChatRequest, overrides: Values) -> None:
@@ -310,8 +309,7 @@ def _now() -> dict[str, object]:
 
 def _free_gb(folder: Path) -> float:
     """Of the disk that it is on, or will be."""
-    nearest = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    return round(shutil.disk_usage(nearest).free / 1e9, 1)
+    return round(shutil.disk_usage(nearest_folder(folder)).free / 1e9, 1)
 
 
 def _card(index: int) -> dict[str, object]:

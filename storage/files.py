@@ -103,7 +103,7 @@ def explain_full_disk(path: Path, *, room: str = "make room", again: str = AGAIN
             ) from error
         if system_error(error) not in _FULL:
             raise
-        free = shutil.disk_usage(_nearest(path)).free / 1e6
+        free = shutil.disk_usage(nearest_folder(path)).free / 1e6
         raise EnvironmentFailure(
             f"cannot write {path}, a disk is full there: {_reason(error)}; {free:.0f} MB are free. "
             f"What was complete before is intact: {room}, then {again}"
@@ -140,7 +140,7 @@ def system_error(error: BaseException) -> int | None:
     return int(number[1]) if number and not isinstance(error, DraftsmithError) else None
 
 
-def _nearest(path: Path) -> Path:
+def nearest_folder(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     whole = path.absolute()
     return next(each for each in (whole, *whole.parents) if os.path.lexists(each))
@@ -169,7 +169,7 @@ def writable_folder(path: Path) -> Path:
         RequestError: a file is in the way, or there can be no such name. EnvironmentFailure: nobody may write there.
     """
     check_name(path)
-    nearest = _nearest(path)
+    nearest = nearest_folder(path)
     if not nearest.is_dir():
         raise RequestError(f"{path} cannot be a folder: {nearest} is a file; name another folder")
     try:

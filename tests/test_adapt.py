@@ -14,11 +14,9 @@ import torch
 from draftsmith import adapt
 from draftsmith.adapt import Callback
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.errors import RequestError
-from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.trainers.teacher.frozen import saver
 from helpers.models.shallow_target import SHALLOW
+from helpers.runs.heads_run import write_heads_run
 from helpers.runs.small_flags import AUDIT, TRAINING
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState, TrainingArguments
 
@@ -29,11 +27,8 @@ FEW += ["--data.validation_share=0.45", "--data.limit_rows=null"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target, folder = load_target(SHALLOW), tmp_path_factory.mktemp("runs") / "heads"
-    saver(target, "medusa")(MedusaHeads.for_target(target.model, heads=2, shared_head=True), folder / "drafter")
-    values = [("target.path", SHALLOW), ("medusa.heads", "2"), ("medusa.shared_head", "true")]
-    (folder / "run.yaml").write_text(load_recipe("medusa-tiny", values).yaml())
-    return folder
+    values = {"medusa__heads": "2", "medusa__shared_head": "true"}
+    return write_heads_run(tmp_path_factory.mktemp("runs") / "heads", **values)
 
 
 @pytest.fixture

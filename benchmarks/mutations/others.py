@@ -91,10 +91,10 @@ MUTATIONS = (
         "E01b",
         "eval/measure/metrics.py",
         "the bootstrap draws steps in place of requests",
-        "    def statistic(top: Floats, bottom: Floats, axis: int = -1) -> Floats:\n",
+        "    rng = np.random.default_rng(seed)\n",
         "    steps_R = np.maximum(bottom_R.astype(int), 1)\n"
-        "    top_R, bottom_R = np.repeat(top_R / steps_R, steps_R), np.repeat(bottom_R / steps_R, steps_R)\n\n"
-        "    def statistic(top: Floats, bottom: Floats, axis: int = -1) -> Floats:\n",
+        "    top_R, bottom_R = np.repeat(top_R / steps_R, steps_R), np.repeat(bottom_R / steps_R, steps_R)\n"
+        "    rng = np.random.default_rng(seed)\n",
         (METRICS + "test_the_interval_is_as_wide_as_the_error_and_as_steady_as_its_resamples",),
     ),
     Mutation(

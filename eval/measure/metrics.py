@@ -15,7 +15,7 @@ Shapes: R requests, T steps, B rows (of a bootstrap: draws), D depths, S sets.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +141,9 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
     if len(top_R) < 2:
         return Interval(value, float("nan"), float("nan"))
     rng = np.random.default_rng(seed)
-    bounds = _resampled(top_R, bottom_R, rng, n_resamples=resamples, confidence_level=level).confidence_interval
+    bounds = _resampled(
+        (top_R, bottom_R), _quotient, rng, n_resamples=resamples, confidence_level=level
+    ).confidence_interval
     return Interval(value, float(bounds.low), float(bounds.high))
 
 
@@ -152,18 +154,14 @@ def tau_gain(one: Sequence[Counts], other: Sequence[Counts], *, seed: int = 0) -
     if not all(steps_R.sum() for _, steps_R in sums):
         return Interval(unknown, unknown, unknown)
 
-    def statistic(own: Floats, own_steps: Floats, others: Floats, others_steps: Floats, axis: int = -1) -> Floats:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return own.sum(axis) / own_steps.sum(axis) - others.sum(axis) / others_steps.sum(axis)
+    def gain(own: Floats, own_steps: Floats, others: Floats, others_steps: Floats, axis: int = -1) -> Floats:
+        return _quotient(own, own_steps, axis) - _quotient(others, others_steps, axis)
 
-    parts = [*sums[0], *sums[1]]
-    value = float(statistic(*parts))
+    parts = (*sums[0], *sums[1])
+    value = float(gain(*parts))
     if len(one) < 2:
         return Interval(value, unknown, unknown)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        how: dict[str, Any] = {"paired": True, "method": "percentile", "rng": np.random.default_rng(seed)}
-        low, high = stats.bootstrap(parts, statistic, n_resamples=2000, **how).confidence_interval
+    low, high = _resampled(parts, gain, np.random.default_rng(seed), n_resamples=2000).confidence_interval
     return Interval(value, float(low), float(high))
 
 
@@ -181,23 +179,24 @@ def mean_of_ratios(sets: Sequence[tuple[Floats, Floats]], *, seed: int = 0, resa
     # streams of their own, or sets of one size would be resampled alike
     streams = np.random.default_rng(seed).spawn(len(sets))
     drawn_SB = [
-        _resampled(top_R, bottom_R, rng, n_resamples=resamples).bootstrap_distribution
+        _resampled((top_R, bottom_R), _quotient, rng, n_resamples=resamples).bootstrap_distribution
         for (top_R, bottom_R), rng in zip(sets, streams, strict=True)
     ]
     low, high = np.percentile(np.mean(drawn_SB, axis=0), [2.5, 97.5])
     return Interval(value, float(low), float(high))
 
 
-def _resampled(top_R: Floats, bottom_R: Floats, rng: np.random.Generator, **how: Any) -> Any:
-    """The bootstrap of sum(top) / sum(bottom) over requests."""
+def _quotient(top: Floats, bottom: Floats, axis: int = -1) -> Floats:
+    """sum(top) / sum(bottom); NaN where there is nothing to divide by."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(top.sum(axis) / bottom.sum(axis))
 
-    def statistic(top: Floats, bottom: Floats, axis: int = -1) -> Floats:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return top.sum(axis) / bottom.sum(axis)
 
+def _resampled(parts: Sequence[Floats], statistic: Callable[..., Floats], rng: np.random.Generator, **how: Any) -> Any:
+    """The percentile bootstrap of a statistic of some numbers of each request."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        return stats.bootstrap((top_R, bottom_R), statistic, paired=True, method="percentile", rng=rng, **how)
+        return stats.bootstrap(parts, statistic, paired=True, method="percentile", rng=rng, **how)
 
 
 LOOP_LIMIT = 0.5

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError, DraftsmithError, EnvironmentFailure, FieldError, RequestError
-from ...storage import check_free, check_name
+from ...storage import check_free, check_name, nearest_folder
 from ..recipe.load import Resolved
 from ..recipe.model import Recipe
 from .devices import check_sharding, devices_of, in_units
@@ -271,7 +271,7 @@ def _rows(recipe: Recipe) -> Waits:
 def _disk(recipe: Recipe, models: Models, folder: Path) -> str | Waits:
     """Room for the checkpoints that exist at once: those kept, and the one being written."""
     need = 12 * trained(models.student()) * (recipe.checkpoint.keep + 1) * recipe.record.runs(recipe)
-    nearest = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    nearest = nearest_folder(folder)
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         reason = "cannot be written to" if nearest.is_dir() else "is a file"
         raise EnvironmentFailure(f"{nearest} {reason}; name another folder with --out")

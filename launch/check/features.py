@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...drafters.families import FAMILIES
 from ...errors import EnvironmentFailure, RequestError
+from ...storage import nearest_folder
 from ..recipe.model import Recipe
 from .activations import BYTES
 from .devices import device_memory, devices_of, in_units
@@ -156,8 +157,7 @@ class _Plan:
         from ...trainers.teacher.feature_cache import features_folder
 
         folder = features_folder(recipe.features, out)
-        nearest = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-        free = shutil.disk_usage(nearest).free
+        free = shutil.disk_usage(nearest_folder(folder)).free
         here = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         # the disk of a described machine is not this one
         if self.bytes - here > free and not devices_of(recipe).described:

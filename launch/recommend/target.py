@@ -184,6 +184,7 @@ def _layer(kind: str, raw: Mapping[str, Any], head: int, kv_heads: int) -> int:
 def _by_shapes(name: str) -> tuple[Mapping[str, Any], int]:
     """Sizes and number of parameters of any other kind, which decoding takes; no weights are read."""
     from ...decoding.backbone.hub import load_config
+    from ...drafters.layers.llama import sizes_like
     from ..check.memory import parameters
     from ..check.models import decodable
 
@@ -191,8 +192,8 @@ def _by_shapes(name: str) -> tuple[Mapping[str, Any], int]:
     config: Any = model.config.get_text_config(decoder=True)
     keys = (*_NAMED, "num_key_value_heads", "head_dim", "max_position_embeddings")
     found: dict[str, Any] = {key: getattr(config, key, None) for key in keys}
-    # families without gated layers name theirs otherwise: Llama's usual proportions, as drafters have them then
-    found["intermediate_size"] = found["intermediate_size"] or 32 * (int(config.hidden_size) // 12)
+    # families without gated layers name theirs otherwise, and drafters have Llama's proportions then
+    found["intermediate_size"] = sizes_like(config)["intermediate"]
     return found, parameters(model)
 
 

@@ -50,8 +50,8 @@ _HELD_OUT = 0.1
 """Share of the rollouts that the two drafters are compared on."""
 
 
-def run_adapt(request: AdaptRequest, overrides: Values, say: Say) -> list[dict[str, Any]]:
-    """Rounds until there is nothing new, or until a signal where the rollouts are watched; the records of those made.
+def run_adapt(request: AdaptRequest, overrides: Values, say: Say) -> Path:
+    """Rounds until there is nothing new, or until a signal where the rollouts are watched; the drafter in use then.
 
     Raises:
         RequestError: there is no run or no rollout, or the folder is of another run. DraftsmithError: an audit failed.
@@ -61,18 +61,18 @@ def run_adapt(request: AdaptRequest, overrides: Values, say: Say) -> list[dict[s
     writable_folder(out).mkdir(parents=True, exist_ok=True)
     with interrupt_on_signal(), hold(out):
         place = Adapted.begun(out, request, overrides)
-        made = []
+        before = len(place.rounds)
         while (waiting := place.waiting(request)) is not None:
             if waiting:
-                made.append(place.round(request, overrides, say))
+                place.round(request, overrides, say)
             else:
                 time.sleep(request.poll)
-        if not made:
+        if len(place.rounds) == before:
             raise RequestError(
                 f"{request.rollouts} has {place.new_rows(request.rollouts)} rollouts that no round has read; "
                 f"--rows asks for {request.rows}: bring more, lower --rows, or wait for them with --watch"
             )
-        return made
+        return place.drafter
 
 
 @dataclass
@@ -116,8 +116,14 @@ class Adapted:
     def _unread(self, rollouts: Path) -> Iterator[tuple[str, bytes]]:
         """Of every file the whole lines that are new; somebody may be writing the last one."""
         for path in files_of(rollouts):
+            known = self.read.get(path.name, 0)
+            if path.stat().st_size < known:
+                raise RequestError(
+                    f"{path} is shorter than the {known:,} bytes that were read of it; rollouts are added at the end "
+                    "of a file, or written to another one: give what is new a name of its own"
+                )
             with path.open("rb") as file:
-                file.seek(self.read.get(path.name, 0))
+                file.seek(known)
                 text = file.read()
             if whole := text[: text.rfind(b"\n") + 1]:
                 yield path.name, whole
@@ -141,8 +147,12 @@ class Adapted:
     def _next(self) -> Path:
         return self.folder / "rounds" / f"{len(self.rounds) + 1:04}"
 
-    def round(self, request: AdaptRequest, overrides: Values, say: Say) -> dict[str, Any]:
-        """Train, compare, decide; the record that is kept."""
+    def round(self, request: AdaptRequest, overrides: Values, say: Say) -> None:
+        """Train, compare, decide, and keep a record.
+
+        Raises:
+            DraftsmithError: the new drafter's audit failed.
+        """
         began, place = time.monotonic(), self._next
         if not place.is_dir():
             self._take(request.rollouts, place)
@@ -163,7 +173,6 @@ class Adapted:
         say(in_words(made))
         if made["verdict"].startswith("NOT"):
             raise DraftsmithError(f"the audit of round {made['round']} failed: {place / 'run'}; the old drafter stays")
-        return made
 
     @property
     def drafter(self) -> Path:

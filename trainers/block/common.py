@@ -37,6 +37,11 @@ def check_blocks(recipe: Sections, layout: Layout) -> None:
     positions = recipe.block.size - (layout == "fill-in")
     check_terms(recipe.objective, positions=positions, counted_by="block.size")
     check_in_rows(recipe, positions, "block.size")
+    if recipe.objective.positions == "on-policy" and recipe.block.ce_label == "target":
+        raise RequestError(
+            "objective.positions is on-policy, which goes by the text's own tokens, and block.ce_label is target, "
+            "which puts others in their place; set block.ce_label to text, or take objective.positions accepted"
+        )
     check_not_pruned(recipe.model)
 
 

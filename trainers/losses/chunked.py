@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from ...drafters.layers.static import StaticParts, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from ..config import chunk_of
 from .buckets import behind, lengthened
-from .mix import acceptance, label_kept
+from .mix import PASSED, Passed, label_kept
 from .mix import cross_entropy as label_entropy
 
 _PAYS = 4
@@ -72,7 +72,7 @@ class ChunkedLoss(StaticParts):
 
     It is a module with the head's weight as its own parameter, so that whatever shards
     parameters gathers it here as for any other layer. The loss of a chunk goes through `static`, in few sizes of it,
-    unless `added` or `keep` is given.
+    unless `added`, `keep` or a gain of labels is given.
     """
 
     weight: Tensor
@@ -389,23 +389,6 @@ def _passed(
             outputs = None if teacher is None else teacher.outputs(part, logits_CV.shape[-1])
             passed_P[part] = PASSED[asked](logits_CV, outputs, label_P[part])
     return passed_P
-
-
-def _label_q(draft_CV: Tensor, _outputs: Any, label_C: Tensor) -> Tensor:
-    """q(label); 0 where the label is below 0, which is none."""
-    log_q_C = draft_CV.gather(-1, label_C.clamp_min(0)[:, None]).squeeze(-1) - draft_CV.logsumexp(-1)
-    return log_q_C.exp() * (label_C >= 0)
-
-
-Passed = Literal["label_q", "alpha", "kept"]
-PASSED: dict[Passed, Callable[[Tensor, Any, Tensor], Tensor]] = {
-    "label_q": _label_q,
-    "alpha": lambda draft_CV, outputs, _label_C: acceptance(draft_CV, outputs),
-    "kept": lambda draft_CV, outputs, label_C: torch.stack(
-        (acceptance(draft_CV, outputs), label_kept(draft_CV, outputs, label_C)), 1
-    ),
-}
-"""How likely a draft is accepted: the text's own token; any, sum_v min(p, q); that, and `label_kept`, [C, 2]."""
 
 
 def label_of(label_C: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -247,13 +247,28 @@ def label_kept(draft_CU: Tensor, target: Tensor | OfTarget, label_C: Tensor) -> 
     Drawn from q and accepted with min(1, p / q), a token is drafted and kept with min(p, q), which is p times this.
     0 where the label cannot be drafted.
     """
-    known_C1 = label_C.clamp_min(0)[:, None]
-    log_q_C = draft_CU.gather(-1, known_C1)[:, 0] - draft_CU.logsumexp(-1)
+    log_q_C = label_log_p(draft_CU, label_C)
     if isinstance(target, OfTarget):
-        log_p_C = (target.p_CU.gather(-1, known_C1)[:, 0] * target.share_C).log()
+        log_p_C = (target.p_CU.gather(-1, label_C.clamp_min(0)[:, None])[:, 0] * target.share_C).log()
     else:
-        log_p_C = target.gather(-1, known_C1)[:, 0] - target.logsumexp(-1)
+        log_p_C = label_log_p(target, label_C)
     return (log_q_C - log_p_C).clamp_max(0).exp() * (label_C >= 0)
+
+
+def label_log_p(logits_CV: Tensor, label_C: Tensor) -> Tensor:
+    """The logarithm of each label's probability, [C]; arbitrary where the label is below 0, which is none."""
+    return logits_CV.gather(-1, label_C.clamp_min(0)[:, None])[:, 0] - logits_CV.logsumexp(-1)
+
+
+Passed = Literal["label_q", "alpha", "kept"]
+PASSED: dict[Passed, Callable[[Tensor, Any, Tensor], Tensor]] = {
+    "label_q": lambda draft_CU, _target, label_C: label_log_p(draft_CU, label_C).exp() * (label_C >= 0),
+    "alpha": lambda draft_CU, target, _label_C: acceptance(draft_CU, target),
+    "kept": lambda draft_CU, target, label_C: torch.stack(
+        (acceptance(draft_CU, target), label_kept(draft_CU, target, label_C)), 1
+    ),
+}
+"""How likely a draft is accepted: the text's own token; any, sum_v min(p, q); that, and `label_kept`, [C, 2]."""
 
 
 def cross_entropy(draft_CU: Tensor, label_C: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..config import ObjectiveConfig
-from .chunked import Passed
+from .mix import Passed
 
 _Draft = TypeVar("_Draft", float, Tensor)
 
@@ -69,18 +69,9 @@ def length_gain(alpha_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
     Returns:
         fp32 [A, J], without a gradient; 0 where there is no draft.
     """
-    alpha_AJ = alpha_AJ.detach()
-    passed_AJ = torch.where(known_AJ, (1 - floor) * alpha_AJ + floor, torch.ones_like(alpha_AJ))
-    counts_AJ = known_AJ.to(alpha_AJ.dtype)
-    reached_A, behind_A = torch.ones_like(alpha_AJ[:, 0]), torch.zeros_like(alpha_AJ[:, 0])
-    reached, behind = [], []
-    for j in range(alpha_AJ.shape[1]):  # no division by alpha, which may be 0
-        reached.append(reached_A)
-        reached_A = reached_A * passed_AJ[:, j]
-    for j in reversed(range(alpha_AJ.shape[1])):
-        behind.append(behind_A + counts_AJ[:, j])  # what comes with this one: itself, and what may follow
-        behind_A = passed_AJ[:, j] * behind[-1]
-    return torch.stack(reached, 1) * torch.stack(behind[::-1], 1) * counts_AJ
+    passed_AJ = (1 - floor) * alpha_AJ + floor
+    weight_AJ, behind_AJ = reached(passed_AJ, passed_AJ, known_AJ, 0.0)
+    return weight_AJ + behind_AJ  # itself, and what may follow
 
 
 def reached(alpha_AJ: Tensor, kept_AJ: Tensor, known_AJ: Tensor, floor: float) -> tuple[Tensor, Tensor]:
@@ -104,7 +95,7 @@ def reached(alpha_AJ: Tensor, kept_AJ: Tensor, known_AJ: Tensor, floor: float) -
     passed_AJ = torch.where(known_AJ, (1 - floor) * kept_AJ + floor, torch.ones_like(kept_AJ))
     reached_A, behind_A = torch.ones_like(alpha_AJ[:, 0]), torch.zeros_like(alpha_AJ[:, 0])
     weights, behind = [], []
-    for j in range(alpha_AJ.shape[1]):
+    for j in range(alpha_AJ.shape[1]):  # no division by w, which may be 0
         weights.append(reached_A)
         reached_A = reached_A * passed_AJ[:, j]
     for j in reversed(range(alpha_AJ.shape[1])):

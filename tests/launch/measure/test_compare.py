@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.prompt_rows import Prompt
-from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.eval.audit import audit as auditing
 from draftsmith.eval.report.results import read_results
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure import compare
 from draftsmith.launch.measure.compare import seen_in
-from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.trainers.teacher.frozen import saver
 from helpers.models.shallow_target import SHALLOW
+from helpers.runs.heads_run import write_heads_run
 
 FEW = ["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.repeats", "1", "--eval.temperatures", "0,1"]
 FEW += [
@@ -39,15 +36,11 @@ FEW += [
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     """Two runs of untrained heads, one of them tuned, on rows that hold the prompts."""
-    target, made = load_target(SHALLOW), []
+    made = []
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "def add(a, b):\\n    return a + b\\n"}\n' * 3)
     for name, heads in (("two", 2), ("four", 4)):
-        net = MedusaHeads.for_target(target.model, heads=heads, shared_head=True)
-        saver(target, "medusa")(net, tmp_path / name / "drafter")
-        values = [("target.path", SHALLOW), ("data.source", str(rows))]
-        (tmp_path / name / "run.yaml").write_text(load_recipe("medusa-tiny", values).yaml())
-        made.append(tmp_path / name)
+        made.append(write_heads_run(tmp_path / name, heads, data__source=str(rows)))
     facts = {"temperature": 0.0, "batch": 1, "processor": "here"}
     write_tuned(made[0] / "drafter", {"drafter.medusa.nodes": "6"}, facts)
     return made

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.eval.measure.environment import drafter_hash
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import Resolved, load_recipe
 from draftsmith.launch.requests import AdaptRequest
 from draftsmith.launch.train import adapt
 from draftsmith.trainers.loop.loop import RunOutcome
-from draftsmith.trainers.teacher.frozen import saver
 from helpers.models.shallow_target import SHALLOW
+from helpers.runs.heads_run import write_heads_run
 from helpers.runs.small_flags import AUDIT, TRAINING
 
 FEW = ["--steps", "8", "--rows", "12", "--prompts", "6", "--eval.max_new_tokens", "16", *TRAINING, *AUDIT]
@@ -35,15 +33,12 @@ FEW += [
 ]
 
 
+TWO_HEADS = {"medusa__heads": "2", "medusa__shared_head": "true"}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of heads that have learnt nothing: at first each repeats the target's own last guess."""
-    target, folder = load_target(SHALLOW), tmp_path_factory.mktemp("runs") / "heads"
-    net = MedusaHeads.for_target(target.model, heads=2, shared_head=True)
-    saver(target, "medusa")(net, folder / "drafter")
-    values = [("target.path", SHALLOW), ("medusa.heads", "2"), ("medusa.shared_head", "true")]
-    (folder / "run.yaml").write_text(load_recipe("medusa-tiny", values).yaml())
-    return folder
+    return write_heads_run(tmp_path_factory.mktemp("runs") / "heads", **TWO_HEADS)
 
 
 def texts() -> Iterator[str]:
@@ -175,7 +170,9 @@ def test_the_better_one_is_used(
     assert ("the audit of round 1 failed" in said.err) == (code == 5)
 
 
-def test_only_whole_rows_that_are_new(run: Path, tmp_path: Path, given: Callable[..., None]) -> None:
+def test_only_whole_rows_that_are_new(
+    run: Path, tmp_path: Path, given: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     rollouts, out, rows = tmp_path / "rollouts", tmp_path / "adapted", [*texts()]
     rollouts.mkdir()
     # the last row has no end yet: somebody is writing it
@@ -190,6 +187,10 @@ def test_only_whole_rows_that_are_new(run: Path, tmp_path: Path, given: Callable
     assert adapted(run, rollouts, out) == 0
     assert (out / "rounds" / "0002" / "rollouts.jsonl").read_text() == "".join(rows[12:])
     assert [each["round"] for each in state(out)["rounds"]] == [1, 2]
+    # written anew from its beginning: what was read of it says nothing of this
+    (rollouts / "first.jsonl").write_text("".join(rows[:3]))
+    assert adapted(run, rollouts, out) == 2
+    assert "first.jsonl is shorter than the" in capsys.readouterr().err
 
 
 def test_requests_that_make_no_sense(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +211,7 @@ def test_the_rollouts_are_waited_for(run: Path, tmp_path: Path, monkeypatch: pyt
     rollouts, rows, slept = tmp_path / "rollouts.jsonl", [*texts()], list[float]()
     rollouts.write_text(rows[0])
     made: list[int] = []
-    monkeypatch.setattr(adapt.Adapted, "round", lambda self, *_given: made.append(self.new_rows(rollouts)) or {})
+    monkeypatch.setattr(adapt.Adapted, "round", lambda self, *_given: made.append(self.new_rows(rollouts)))
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)

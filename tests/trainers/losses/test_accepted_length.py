@@ -299,6 +299,10 @@ def test_the_accepted_length_grows(name: str, target: Backbone, monkeypatch: pyt
         ),
         ({"method": "eagle3", "eagle3": {"passes": 1}, "objective": {"positions": "accepted"}}, "by eagle3.passes"),
         ({"method": "eagle3", "objective": {"positions": "d-pace", "pace_floor": 0}}, "pace_floor is 0 with"),
+        (
+            {"method": "dflash", "block": {"ce_label": "target"}, "objective": {"positions": "on-policy"}},
+            "goes by the text's own tokens, and block.ce_label is target",
+        ),
     ],
 )
 def test_requests_that_make_no_sense(recipe: dict[str, Any], reason: str) -> None:
