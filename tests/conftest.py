@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -33,6 +34,16 @@ for each, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.defa
         signal.signal(each, usual)
 
 
+# what is collected and imported, a million objects and more, stays to the end: each search for garbage among it takes a
+# second, and a test that measures asks for several
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test that is marked `one_in(N)`, every Nth case is left to `make test`; the others are slow."""
@@ -45,6 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if seen.setdefault(name, 0) % mark.args[0]:
             item.add_marker("slow")
         seen[name] += 1
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """As in a process that leaves all to Python."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -43,24 +43,46 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_arrows(path: Path) -> None:
+def fault_of(path: Path, node: ast.Import | ast.ImportFrom) -> str | None:
+    """What is wrong with an import of a room's file."""
+    if isinstance(node, ast.Import):
+        absolute = any(alias.name.split(".")[0] == "draftsmith" for alias in node.names)
+        return "inside, imports are relative" if absolute else None
+    if not node.level:
+        absolute = (node.module or "").startswith("draftsmith")
+        return "inside, imports are relative" if absolute else None
+    room, parts = path.relative_to(ROOT).parts[0], module_of(ROOT, path, node)
+    if parts is None:
+        return "reaches outside the package"
+    names = [parts[0]] if parts else [alias.name for alias in node.names]
+    others = {name for name in names if (ROOT / name).is_dir()} - {room}
+    if not others <= ARROWS[room] | FOR_ALL:
+        return f"{room} may not import {others}"
+    return None if [*imported_files(ROOT, path, node)] else "imports what is not there"
+
+
+def faults_of_imports(path: Path, tree: ast.AST) -> list[str]:
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    said = [(node.lineno, fault_of(path, node)) for node in imports]
+    return [f"{name_of(path)}:{line}: {fault}" for line, fault in said if fault]
+
+
+def test_arrows() -> None:
     """A room imports itself, the root's own files, and rooms that its arrows lead to."""
-    room = path.relative_to(ROOT).parts[0]
-    for node in ast.walk(TREES[path]):
-        if isinstance(node, ast.Import):
-            assert not any(alias.name.split(".")[0] == "draftsmith" for alias in node.names)
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        assert not (node.module or "").startswith("draftsmith"), "inside, imports are relative"
-        if not node.level:
-            continue
-        parts = module_of(ROOT, path, node)
-        assert parts is not None, f"line {node.lineno} reaches outside the package"
-        names = [parts[0]] if parts else [alias.name for alias in node.names]
-        others = {name for name in names if (ROOT / name).is_dir()} - {room}
-        assert others <= ARROWS[room] | FOR_ALL, f"{room} may not import {others} (line {node.lineno})"
-        assert [*imported_files(ROOT, path, node)], f"line {node.lineno} imports what is not there"
+    assert [fault for path in SOURCES for fault in faults_of_imports(path, TREES[path])] == []
+
+
+def test_a_wrong_arrow_is_seen() -> None:
+    path = ROOT / "decoding" / "decoder.py"
+    for text, fault in {
+        "import draftsmith.errors": "inside, imports are relative",
+        "from draftsmith import errors": "inside, imports are relative",
+        "from ... import errors": "reaches outside the package",
+        "from ..drafters import families": "decoding may not import {'drafters'}",
+        "from .nowhere import thing": "imports what is not there",
+    }.items():
+        assert faults_of_imports(path, ast.parse(text)) == [f"decoding/decoder.py:1: {fault}"]
+    assert faults_of_imports(path, ast.parse("import torch\nfrom ..errors import RequestError")) == []
 
 
 def test_arrows_see_every_level() -> None:
@@ -165,10 +187,10 @@ def test_a_circle_is_seen() -> None:
 FOLDERS = sorted({path.parent for path in SOURCES})
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_no_folder_is_too_wide(folder: Path) -> None:
-    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(files) <= 16, "more than a reader takes in at a glance: make sub-folders by subject"
+def test_no_folder_is_too_wide() -> None:
+    """More than a reader takes in at a glance goes into sub-folders by subject."""
+    counts = {folder: len({*folder.glob("*.py")} - {folder / "__init__.py"}) for folder in FOLDERS}
+    assert {name_of(folder): count for folder, count in counts.items() if count > 16} == {}
 
 
 def test_what_tests_share_has_a_folder() -> None:
@@ -206,45 +228,77 @@ def test_tests_and_benchmarks_import_as_users_do() -> None:
     assert relative == []
 
 
-@pytest.mark.parametrize("path", [p for p in ALL if p.read_bytes()], ids=name_of)
-def test_docstrings(path: Path) -> None:
-    """A file says what it is; a public function or class says what it does, in its own line."""
-    assert ast.get_docstring(TREES[path])
+def without_docstring(tree: ast.Module) -> list[str]:
+    """The public functions and classes that have none; the file itself, where it holds anything."""
     missing = [
         node.name
-        for node in TREES[path].body
+        for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
         and not node.name.startswith("_")
         and not ast.get_docstring(node)
         and not any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
     ]
-    assert not missing
+    return missing if ast.get_docstring(tree) or not tree.body else ["the file", *missing]
 
 
-@pytest.mark.parametrize("path", EVERY, ids=name_of)
-def test_files_that_a_docstring_names_are_there(path: Path) -> None:
+def test_docstrings() -> None:
+    """A file says what it is; a public function or class says what it does, in its own line."""
+    missing = {name_of(path): without_docstring(tree) for path, tree in TREES.items()}
+    assert {path: names for path, names in missing.items() if names} == {}
+
+
+def test_a_missing_docstring_is_seen() -> None:
+    assert without_docstring(ast.parse("def own(): ...\ndef _own(): ...\nclass Own: ...")) == [
+        "the file",
+        "own",
+        "Own",
+    ]
+
+
+def test_files_that_a_docstring_names_are_there() -> None:
     """By their path from the file's own folder, from its room or from the root: "read next" leads somewhere."""
-    named = re.findall(r"`([\w./-]+\.py)`", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
-    room = ROOT / path.relative_to(ROOT).parts[0]
-    lost = [each for each in named if not any((base / each).is_file() for base in (path.parent, room, ROOT))]
-    assert lost == []
+    lost = {}
+    for path in EVERY:
+        tree = TREES.get(path) or ast.parse(path.read_text(encoding="utf-8"))
+        bases = (path.parent, ROOT / path.relative_to(ROOT).parts[0], ROOT)
+        named = re.findall(r"`([\w./-]+\.py)`", ast.get_docstring(tree) or "")
+        lost[name_of(path)] = [each for each in named if not any((base / each).is_file() for base in bases)]
+    assert sum(map(len, lost.values())) == 0, {path: names for path, names in lost.items() if names}
 
 
-@pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_nothing_unsafe(path: Path) -> None:
-    """No pickle, no YAML or code from data, no remote code by default."""
-    for node in ast.walk(TREES[path]):
+def unsafe(tree: ast.AST) -> list[int]:
+    """Lines with pickle, YAML or code from data, remote code by default, HTML as it comes."""
+    lines = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-            assert not {"pickle", "dill", "cloudpickle", "yaml"} & set(names)
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in {"eval", "exec", "torch.load"}
-            for keyword in node.keywords:
-                if keyword.arg == "trust_remote_code":
-                    assert ast.unparse(keyword.value) != "True"
-                if keyword.arg == "autoescape":
-                    assert ast.unparse(keyword.value) != "False"
+            names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+            if names & {"pickle", "dill", "cloudpickle", "yaml"}:
+                lines.append(node.lineno)
+        elif isinstance(node, ast.Call):
+            given = {(keyword.arg, ast.unparse(keyword.value)) for keyword in node.keywords}
+            wrong = given & {("trust_remote_code", "True"), ("autoescape", "False")}
+            if wrong or ast.unparse(node.func) in {"eval", "exec", "torch.load"}:
+                lines.append(node.lineno)
+    return lines
+
+
+def test_nothing_unsafe() -> None:
+    """No pickle, no YAML or code from data, no remote code by default."""
+    found = {name_of(path): unsafe(tree) for path, tree in TREES.items()}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_what_is_unsafe_is_seen() -> None:
+    for text in (
+        "import pickle",
+        "from yaml import load",
+        "eval(text)",
+        "torch.load(path)",
+        "make(path, trust_remote_code=True)",
+        "Environment(autoescape=False)",
+    ):
+        assert unsafe(ast.parse(text)) == [1], text
+    assert unsafe(ast.parse("make(path, trust_remote_code=asked)\nmodel.eval()")) == []
 
 
 READS = functools.cache(lambda: reads_of(ROOT, TREES, [path for path in ALL if not path.name.endswith("config.py")]))

@@ -45,14 +45,18 @@ def nothing_to_collect() -> Iterator[None]:
     """Python's garbage is collected before, and what there is by now is not searched for more.
 
     An audit leaves hundreds of thousands of objects. To search them takes far longer than a step, and whichever arm it
-    happens to would have it counted as its own.
+    happens to would have it counted as its own. A process that has frozen objects itself is left as it is: they could
+    not be told from ours afterwards.
     """
     gc.collect()
-    gc.freeze()
+    own = gc.get_freeze_count() == 0
+    if own:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if own:
+            gc.unfreeze()
 
 
 def interleaved(arms: dict[str, Call], rounds: int, *, device: torch.device, repeats: int = 1) -> dict[str, float]:

@@ -145,6 +145,7 @@ def test_answers_too_short_for_a_step_that_counts() -> None:
         check_answer_length(arms[:1], config.model_copy(update={"sweep": [2, 16]}))
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 def test_old_objects_are_not_searched_while_arms_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an audit leaves takes long to search, and the prompt that is timed would pay for it."""
     target = make_target("qwen3")

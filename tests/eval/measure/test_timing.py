@@ -53,11 +53,17 @@ def test_neighbours_are_compared() -> None:
     assert timing.times_as_long(of, over) == 1.5
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 def test_old_objects_are_not_searched_while_arms_are_timed() -> None:
     found: list[int] = []
-    timing.interleaved({"a": lambda: found.append(gc.get_freeze_count())}, 1, device=CPU)
+    arms = {"a": lambda: found.append(gc.get_freeze_count())}
+    timing.interleaved(arms, 1, device=CPU)
     assert min(found) > 10_000, "what was there before can still be collected in somebody's turn"
     assert gc.get_freeze_count() == 0
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    timing.interleaved(arms, 1, device=CPU)
+    assert gc.get_freeze_count() == frozen > 10_000, "what the process itself froze stays so"
 
 
 def test_calls_on_cuda_are_replayed_as_steps_are(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
