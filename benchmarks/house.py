@@ -79,7 +79,7 @@ def print_sizes(root: Path) -> None:
     inner = [path for path in code if is_in(path.relative_to(root), "core") and path.name != "__init__.py"]
     folder, count = Counter(path.parent for path in inner).most_common(1)[0]
     pages = [path for path in files if path.suffix == ".md" and path.relative_to(root).parts[0] == "docs"]
-    words = sum(len(path.read_text(encoding="utf-8")) for path in pages)
+    words = sum(len(path.read_text(encoding="utf-8").split()) for path in pages)
     print(f"\nwidest folder: {folder.relative_to(root)} with {count} files; docs: {len(pages)} pages, {words:,} words")
 
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "eval": ["eval", "--target", "target", "--method", "prompt-lookup", "--no-audit", "--out", "out", *SMALL],
     "tune": ["tune", "--target", "target", "--method", "prompt-lookup", "--out", "out", *SMALL],
 }
+QUICK = ("check", "generate")
 
 
 @pytest.fixture
@@ -41,8 +42,14 @@ def place(served_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return tmp_path
 
 
-@pytest.mark.parametrize("stops", [False, True])
-@pytest.mark.parametrize("command", COMMANDS)
+# a target that stops is looked at by all of them in one function; two of the four say so every day
+@pytest.mark.parametrize(
+    ("command", "stops"),
+    [
+        *((command, False) for command in COMMANDS),
+        *(pytest.param(command, True, marks=() if command in QUICK else pytest.mark.slow) for command in COMMANDS),
+    ],
+)
 def test_every_command_says_it_once(
     command: str, stops: bool, place: Path, capfd: Captured, caplog: pytest.LogCaptureFixture
 ) -> None:

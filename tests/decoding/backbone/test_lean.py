@@ -79,6 +79,7 @@ def seen(target: Backbone, tree: Tree, count: int, *, static: bool) -> tuple[tor
     return first.logits_BNV, first.features_BNF, second.logits_BNV
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("family", FAMILIES)

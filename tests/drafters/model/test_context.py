@@ -71,6 +71,7 @@ DRAFTS: dict[str, Callable[[Backbone], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", DRAFTS)
