@@ -315,7 +315,7 @@ def test_a_run_that_was_cut_searches_once_and_ends_with_the_same_bits(
 def test_two_processes_share_the_search_and_find_the_same(tmp_path: Path) -> None:
     recipe = tmp_path / "two.yaml"
     recipe.write_text(
-        "base: prune-tiny\nname: two\nmodel: {layers: 6, intermediate: 96}\n"
+        "base: prune-tiny\nname: two\nmodel: {layers: 18, intermediate: 96}\n"
         "data: {limit_rows: 30, sequence_length: 64}\n"
         "loop: {steps: 2, batch_rows: 8, micro_rows: 2, precision: fp32, validate_rows: 3}\n"
         "probe: {prompts: 1, max_new_tokens: 6}\n"
