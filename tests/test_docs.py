@@ -192,7 +192,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         (folder / name / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shutil.copytree(ROOT / "tests" / "chats", folder / "tests" / "chats")
-    write_llama(folder / "model.gguf", kind="Q8_0")
+    write_llama(folder / "model.gguf", kind="Q8_0", max_position_embeddings=2048)
     (folder / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 8)
     return folder
 

@@ -44,6 +44,13 @@ def test_a_target_that_names_no_ends_of_a_text() -> None:
     assert (served.bos, served.eos) == (None, None)
 
 
+def test_a_target_that_does_not_name_its_class_has_that_of_its_model() -> None:
+    """As one of a GGUF file; an export says whose hidden states it needs."""
+    model = random_model("llama")
+    model.config.architectures = None
+    assert ServedTarget.of("model.gguf", model.config, model).architectures == ["LlamaForCausalLM"]
+
+
 def test_such_a_target_is_decoded_to_the_length_limit() -> None:
     target = ready(random_model("llama"))
     target.model.generation_config.eos_token_id = None

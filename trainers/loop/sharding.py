@@ -44,6 +44,13 @@ def visible_to_deepspeed(loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
     return loss * torch.where(finite, 1.0, torch.nan)
 
 
+def without_padding(piece: Tensor, weight: Any) -> Tensor:
+    """Those numbers of this process's piece that are the weight's. Pieces are alike in size, and what lies behind the
+    last number is memory as DeepSpeed found it, non-finite as often as not."""
+    begin = torch.distributed.get_rank(weight.ds_process_group) * piece.numel()
+    return piece.view(-1)[: max(int(weight.ds_numel) - begin, 0)]
+
+
 def held_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and values of what this process holds of the trained weights: its copy or piece, and that in fp32."""
     from deepspeed.utils import safe_get_local_fp32_param
@@ -52,8 +59,8 @@ def held_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if not weight.requires_grad:
             continue
         if hasattr(weight, "ds_tensor"):  # ZeRO-3
-            yield name, weight.ds_tensor.detach()
-            yield name, safe_get_local_fp32_param(weight).detach()
+            for piece in (weight.ds_tensor, safe_get_local_fp32_param(weight)):
+                yield name, without_padding(piece.detach(), weight)
             continue
         yield name, weight.detach()
         piece = getattr(weight, "_hp_mapping", None)

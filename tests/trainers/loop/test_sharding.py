@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.loop import sharding
-from draftsmith.trainers.loop.sharding import fit_buckets, standalone
+from draftsmith.trainers.loop.sharding import fit_buckets, held_weights, standalone
 from draftsmith.trainers.student.architecture import fresh_model
 from safetensors.torch import load_file
 from torch import nn
@@ -51,3 +51,16 @@ def test_a_tied_projection_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_
     mine, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("copy", "model"))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("rank", "mine"), [(0, [1.0, 2.0]), (1, [1.0]), (2, [])])
+def test_padding_of_a_piece_is_nobodys_weight(rank: int, mine: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three numbers over three processes, two to each: DeepSpeed leaves what lies behind the last as memory was."""
+    module, piece = nn.Linear(3, 1, bias=False), torch.tensor([1.0, 2.0 if rank == 0 else torch.nan])
+    if rank == 2:
+        piece[0] = torch.nan
+    weight: Any = module.weight
+    weight.ds_tensor, weight.ds_numel, weight.ds_process_group = piece, 3, "the group of all"
+    monkeypatch.setattr(torch.distributed, "get_rank", {"the group of all": rank}.__getitem__)
+    monkeypatch.setattr("deepspeed.utils.safe_get_local_fp32_param", lambda _weight: piece)
+    assert [(name, value.tolist()) for name, value in held_weights(module)] == [("weight", mine)] * 2
