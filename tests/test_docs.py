@@ -98,7 +98,7 @@ BENCHMARKS = {
     ),
     "benchmarks/merge_cost.py": "--prompts 1 --max-new-tokens 12 --members 2",
     "benchmarks/verify_call.py": "--tokens 1 3 --rounds 1 --context 20",
-    "benchmarks/target_dtypes.py": "--rounds 1 --count 1 --max-new-tokens 4 --tokens 1 3 --context 20",
+    "benchmarks/target_dtypes.py": "--target tiny --rounds 1 --count 1 --max-new-tokens 4 --tokens 1 3 --context 20",
     "benchmarks/experts.py": (
         "--nodes 1 6 --experts 8 --chosen 2 --hidden 32 --width 16 --layers 2 --rounds 2 --places 2"
     ),
