@@ -185,6 +185,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = load_tokenizer(str(chat_target))
     tokenizer.chat_template = named_template("chatml")
     tokenizer.save_pretrained(chat_target)
+    # what `train target-chat` would write
+    shutil.copytree(chat_target, folder / "runs" / "target-chat" / "target")
     asked = [(f"How many legs have {n} ants?", f"{n} ants have {6 * n} legs.") for n in range(60)]
     chats = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in asked]
     pairs = [{"prompt": q, "completion": a} for q, a in asked]
