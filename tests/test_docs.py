@@ -97,6 +97,7 @@ BENCHMARKS = {
         "--set boost.held_out=4 --set probe.prompts=1 --set boost.continuation=8"
     ),
     "benchmarks/merge_cost.py": "--prompts 1 --max-new-tokens 12 --members 2",
+    "benchmarks/scaling.py": "--rounds 1 --steps 4 --batch-rows 2",
     "benchmarks/verify_call.py": "--tokens 1 3 --rounds 1 --context 20",
     "benchmarks/target_dtypes.py": "--target tiny --rounds 1 --count 1 --max-new-tokens 4 --tokens 1 3 --context 20",
     "benchmarks/experts.py": (
