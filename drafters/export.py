@@ -74,11 +74,11 @@ class ServedTarget:
         whole, config = config, config.get_text_config(decoder=True)
         bos, eos = (getattr(config, f"{end}_token_id", None) for end in ("bos", "eos"))
         shaping = Shaping.named(config)
-        unnamed = [] if model is None else [type(model).__name__]
+        own = [] if model is None else [type(model).__name__]
         return cls(
             path=path,
-            # a text model inside a larger one does not name itself, and one of a GGUF file names its class alone
-            architectures=list(config.architectures or whole.architectures or unnamed),
+            # neither a text model inside a larger one nor one of a GGUF file names its class
+            architectures=list(config.architectures or whole.architectures or own),
             vocabulary=int(config.vocab_size),
             layers=int(config.num_hidden_layers),
             positions=_positions(config),

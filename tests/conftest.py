@@ -34,14 +34,16 @@ for each, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.defa
         signal.signal(each, usual)
 
 
-# what is collected and imported, a million objects and more, stays to the end: each search for garbage among it takes a
-# second, and a test that measures asks for several
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected and imported, a million objects and more, stays to the end: each search for garbage among it
+    takes a second, and a test that measures asks for several."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks

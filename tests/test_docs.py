@@ -186,8 +186,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = load_tokenizer(str(chat_target))
     tokenizer.chat_template = named_template("chatml")
     tokenizer.save_pretrained(chat_target)
-    # what `train target-chat` would write
-    shutil.copytree(chat_target, folder / "runs" / "target-chat" / "target")
     asked = [(f"How many legs have {n} ants?", f"{n} ants have {6 * n} legs.") for n in range(60)]
     chats = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in asked]
     pairs = [{"prompt": q, "completion": a} for q, a in asked]
@@ -285,6 +283,7 @@ def test_commands(page: Path, workplace: Path, tmp_path: Path, monkeypatch: pyte
 def test_benchmarks(line: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them trains and measures on its own: too long for every day."""
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "runs" / "target-chat").symlink_to(tmp_path / "path" / "to")  # what `train target-chat` would write
     monkeypatch.chdir(tmp_path)
     if (before := BEFORE.get(shlex.split(line)[1])) is not None:
         assert run(before) == 0

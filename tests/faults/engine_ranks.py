@@ -23,6 +23,7 @@ from draftsmith.trainers.teacher import engine as teacher
 from draftsmith.trainers.teacher.engine import EngineFeatures
 from draftsmith.trainers.teacher.engine_answers import answered_rows
 from draftsmith.trainers.teacher.handshake import KEPT_LAYERS
+from helpers.servers import fake_engine
 
 LAYERS = (2, 3, 5)
 """What the engine hands out."""
@@ -73,7 +74,7 @@ def two_ranks(out: Path, target: str, servers: list[tuple[str, str, str]]) -> No
     rows = rows_of(cut.config.vocab_size)
     mine = rows.batch([accelerator.process_index])
     for name, url, shared in servers:
-        patience = 1.0 if "no_file" in name else 60.0  # seconds; there the fault is that no answer comes
+        patience = fake_engine.patience(name)
         request = EngineRequest(url, "the-target", Path(shared), LAYERS, 32, timeout=patience, first_wait=0.01)
         folder = out / f"run-{name}"
         try:

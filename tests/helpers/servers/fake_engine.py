@@ -254,6 +254,11 @@ def not_finite(_engine: Engine, answer: Answer) -> None:
     answer.states_TNH[0, 0, 0] = float("nan")
 
 
+def patience(fault: str) -> float:
+    """Seconds to wait for an answer, by the name of the server's fault: few where it is that none comes."""
+    return 1.0 if no_file.__name__ in fault else 60.0
+
+
 def no_file(_engine: Engine, answer: Answer) -> None:
     """The writer has failed."""
     answer.written = False

@@ -79,13 +79,8 @@ def cut(target: Path) -> Any:
     return load_target(str(target), layers=KEPT_LAYERS).model
 
 
-def patience(fault: fake_engine.Fault) -> float:
-    """Seconds to wait for an answer: few where the fault is that none comes."""
-    return 1.0 if fault is fake_engine.no_file else 60.0
-
-
 def request_to(server: fake_engine.Engine, **how: Any) -> EngineRequest:
-    given = {"timeout": 60, "first_wait": 0.01} | how
+    given = {"timeout": 60.0, "first_wait": 0.01} | how
     return EngineRequest(server.url, server.name, server.shared, LAYERS, 32, **given)
 
 
@@ -143,7 +138,7 @@ def test_faults_at_the_start(fault: Any, serving: fake_engine.Engine, cut: Any) 
     """Each by its own message, and no file is left but those that the server itself has kept."""
     serving.fault = fault
     with pytest.raises((RequestError, EnvironmentFailure)) as no:
-        shake(Engine(request_to(serving, timeout=patience(fault))), cut, documents(serving))
+        shake(Engine(request_to(serving, timeout=fake_engine.patience(fault.__name__))), cut, documents(serving))
     assert re.search(HANDSHAKE[fault], str(no.value), re.DOTALL), no.value
     others = [words for other, words in HANDSHAKE.items() if other is not fault and words != HANDSHAKE[fault]]
     assert not any(re.search(words, str(no.value), re.DOTALL) for words in others)
@@ -250,7 +245,7 @@ def test_an_engine_that_hands_out_the_prompts_states_alone(serving: fake_engine.
 @pytest.mark.parametrize("fault", LATER, ids=lambda fault: fault.__name__)
 def test_faults_of_an_answer(fault: Any, serving: fake_engine.Engine, cut: Any, tmp_path: Path) -> None:
     """The same ones, in the same words."""
-    source = source_of(serving, cut, tmp_path / "store", timeout=patience(fault))
+    source = source_of(serving, cut, tmp_path / "store", timeout=fake_engine.patience(fault.__name__))
     serving.fault = fault
     with pytest.raises((RequestError, EnvironmentFailure)) as no:
         source.answers([[5, 6, 7, 8]], [0], tokens=4, temperature=0)
@@ -311,7 +306,7 @@ def test_the_next_batch_is_asked_for_ahead(serving: fake_engine.Engine, cut: Any
 @pytest.mark.parametrize("fault", LATER, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_faults_in_the_middle(fault: Any, ahead: bool, serving: fake_engine.Engine, cut: Any, tmp_path: Path) -> None:
-    source = source_of(serving, cut, tmp_path / "store", timeout=patience(fault))
+    source = source_of(serving, cut, tmp_path / "store", timeout=fake_engine.patience(fault.__name__))
     rows = rows_of(cut.config.vocab_size)
     source(rows.batch([0]))
     serving.fault = fault
