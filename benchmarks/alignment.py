@@ -26,8 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +34,16 @@ from draftsmith.benchmarks.common.acceptance import Sums, audited, decoded, gain
 from draftsmith.benchmarks.common.held_out import HeldOut
 from draftsmith.benchmarks.common.kept import same_settings
 from draftsmith.benchmarks.common.markdown import cell_text, printed
+from draftsmith.benchmarks.common.own_words import answered, prompts_in
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Figure, Record, table_of
 from draftsmith.benchmarks.common.runs import QUIET, add_audit, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.config import DataConfig
-from draftsmith.data.rows.prepare import prepare, training_texts
+from draftsmith.data.rows.prepare import prepare
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.launch.cli import main as draftsmith
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.storage import write_text
 
 RECIPE = "distill-tiny"
 LOSSES: dict[str, dict[str, float]] = {
@@ -176,31 +174,16 @@ def target_words(kind: str, start: Path, args: argparse.Namespace) -> Path:
     At temperature 1; `greedy` at 0; `replay`: where it overruled the shared draft at temperature 1.
     Seeds share what does not depend on their draft.
     """
-    prompts = args.root / "prompts.jsonl"
     answers = (args.out if kind == "replay" else args.root) / kind
-    if not prompts.is_file():
-        rows = islice(windows(training_texts(data_config(args))), args.answers)
-        write_text(prompts, "".join(json.dumps({"text": window}) + "\n" for window in rows))
-    room = data_config(args).sequence_length - args.prompt_tokens - 2
-    words = ["generate", "--source", prompts, "--out", answers, "--target", target_path(args), "--batch", 32]
-    words += ["--temperature", 0 if kind == "greedy" else 1]
-    words += ["--prompt-tokens", args.prompt_tokens, "--max-new-tokens", room]
-    words += ["--drafter", start, "--corrections"] if kind == "replay" else []
-    code = draftsmith([str(word) for word in words])
-    logging.getLogger("draftsmith").setLevel(logging.WARNING)  # the command line sets its own
-    if code:
-        raise SystemExit(code)
-    return answers / ("corrections.jsonl" if kind == "replay" else "answers.jsonl")
-
-
-def windows(texts: Iterator[str]) -> Iterator[str]:
-    """Two thousand characters from the beginning and the middle of every text."""
-    for text in texts:
-        lines = text.splitlines(keepends=True)
-        for first in sorted({0, len(lines) // 3, 2 * len(lines) // 3}):
-            window = "".join(lines[first : first + 60])[:2000]
-            if window.strip():
-                yield window
+    return answered(
+        prompts_in(args.root, data_config(args), args.answers),
+        answers,
+        target_path(args),
+        temperature=0 if kind == "greedy" else 1,
+        prompt_tokens=args.prompt_tokens,
+        new_tokens=data_config(args).sequence_length - args.prompt_tokens - 2,
+        corrections_of=start if kind == "replay" else None,
+    )
 
 
 # ---- measuring --------------------------------------------------------------------------------
