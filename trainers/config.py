@@ -231,6 +231,9 @@ class ObjectiveConfig(Section):
     pace_floor: float | None = Field(None, ge=0, le=1)
     """The probability with which a token counts for these weights that the draft gives none, so that far positions
     learn from the first step; empty: 0.5 for `d-pace`, else 0."""
+    draft_length: int = Field(4, ge=1, le=64)
+    """How many tokens an independent draft model drafts at a time, where `positions` goes by how far drafts get: each
+    token of the text is then the first of a draft, the second of the one before it, and so on."""
     chunk: int | None = Field(None, ge=1)
     """Positions whose full-vocabulary logits exist at the same time; less memory when small. Empty: 256, and fewer
     where the vocabulary has more than 65,536 tokens (64 of 262,144)."""

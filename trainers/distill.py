@@ -37,12 +37,24 @@ if TYPE_CHECKING:
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt, an adapter has no base, rollouts have no room, or shapes or
     the mix do not stay for `loop.compile`."""
-    check_terms(recipe.objective)
+    length = recipe.objective.draft_length
+    check_terms(recipe.objective, positions=length, counted_by="objective.draft_length")
     check_compiled_rows(recipe.loop, recipe.data.sequence_length)
     check_compiled_mix(recipe.loop, recipe.objective)
     check_adapter(recipe.lora, recipe.model, recipe.method)
     _check_drafted(recipe)
     check_rollout_rows(recipe.rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
+    _check_written(recipe)
+
+
+def _check_written(recipe: Sections) -> None:
+    """Raise RequestError where weights are for the target's own words and rows are to be written by the draft."""
+    if recipe.objective.positions == "on-policy" and recipe.rollouts.share and recipe.rollouts.by != "target":
+        raise RequestError(
+            f"objective.positions is on-policy, which is for rows in the target's own words, and rollouts.by is "
+            f"{recipe.rollouts.by}: leave one of them out. Along the target's words at temperature 1 the draft has "
+            "nothing to write"
+        )
 
 
 def _check_drafted(recipe: Sections) -> None:

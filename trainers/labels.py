@@ -67,13 +67,13 @@ class Labelled(NamedTuple):
 
 def labelled(hidden_RSH: Tensor, batch: Batch) -> Labelled:
     """Position t with the token at t + 1 as its label, where that token counts in the loss."""
-    place = _labels_of(batch)
+    place = in_front_of_labels(batch)
     return Labelled(hidden_RSH[:, :-1][place], batch["input_ids"][:, 1:][place])
 
 
 def at_labels(value_RS: Tensor, batch: Batch) -> Tensor:
     """What a batch says of each of its tokens, at the labels alone, [P]."""
-    return value_RS[:, 1:][_labels_of(batch)]
+    return value_RS[:, 1:][in_front_of_labels(batch)]
 
 
 def label_shares(batch: Batch) -> Tensor | None:
@@ -82,6 +82,6 @@ def label_shares(batch: Batch) -> Tensor | None:
     return None if share_RS is None else at_labels(share_RS, batch)
 
 
-def _labels_of(batch: Batch) -> tuple[Tensor, ...]:
+def in_front_of_labels(batch: Batch) -> tuple[Tensor, ...]:
     """Rows and positions [P] in front of the tokens that count, found on the host, which need not wait for them."""
     return places(on_host(batch["loss_mask"])[:, 1:], batch["loss_mask"].device)

@@ -210,7 +210,8 @@ def _within(path: str, prefixes: tuple[str, ...]) -> bool:
 _ON_TARGET = (*_WITH_TARGET, "model.start_from")
 _DEEPER = ("model.deepen_to",)
 _DRAFTED = "model.vocabulary"
-_NOT_MOVING = ("objective.from_kl_share",)
+_CHAINED = "objective.draft_length"
+_NOT_MOVING = ("objective.from_kl_share", _CHAINED)
 _WHOLE_TEACHER = (*_NOT_MOVING, "objective.teacher_top_k")
 _HEADS = {
     **{"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"},
@@ -386,7 +387,7 @@ _ALL = (
         summary="several drafts that cover for each other",
         family="ensemble",
         sections={"lora": LoraConfig, "boost": BoostConfig},
-        ignores=(*_DEEPER, _DRAFTED),
+        ignores=(*_DEEPER, _DRAFTED, _CHAINED),
         sizes={},
         compiles=False,
         origins=lambda recipe: [*_start_from(recipe), *(each for each in recipe.boost.start_from if each)],

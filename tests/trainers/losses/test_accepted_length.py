@@ -21,6 +21,7 @@ from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import Mix, OfTarget, drafted
 from draftsmith.trainers.losses.pace import DraftPace, length_gain, reached
 from draftsmith.trainers.method_config import BlockConfig, Eagle3Config, MedusaConfig, MtpConfig, PeagleConfig
+from draftsmith.trainers.student.distillation import as_chains
 from helpers.models.method_objectives import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -193,6 +194,8 @@ def rows() -> dict[str, Tensor]:
 
 BLOCKS = BlockConfig(size=4, decoder_layers=1, anchors=4)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "distill": ("distill", {}),
+    "distill, a part of the vocabulary": ("distill", {"ids": range(0, VOCABULARY, 2)}),
     "medusa": ("medusa", {"medusa": MedusaConfig(heads=3)}),
     "hydra": ("hydra", {"medusa": MedusaConfig(heads=3)}),
     "eagle3": ("eagle3", {"eagle3": Eagle3Config(passes=3, ce=0.0), "ids": range(0, VOCABULARY, 2)}),
@@ -228,7 +231,7 @@ def test_the_loss_of_a_family_has_the_gradient_of_its_accepted_length(
     """By finite differences along the gradient, over all weights of the drafter at once."""
     method, sections = CASES[name]
     torch.manual_seed(0)
-    length_config = ObjectiveConfig(chunk=5, kl=0.0, tv=1.0, positions=positions)
+    length_config = ObjectiveConfig(chunk=5, kl=0.0, tv=1.0, positions=positions, draft_length=3, from_kl_share=0.0)
     goal = build(method, target.model, **sections, objective=length_config)
     for number, weight in enumerate(goal.draft().parameters()):  # what begins as zeros or as the target's learns apart
         weight.data += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
@@ -263,7 +266,23 @@ def test_the_loss_of_a_family_has_the_gradient_of_its_accepted_length(
     assert ends[0] > ends[1]
 
 
-@pytest.mark.parametrize("name", ["medusa", "mtp", "dflash"])
+def test_a_text_is_drafts_behind_every_place_of_it() -> None:
+    """Two documents of three tokens, a prompt of one each, drafts of two: acceptance .5, .4 and .3, .2."""
+    batch = {
+        "input_ids": torch.zeros(1, 6, dtype=torch.long),
+        "loss_mask": torch.tensor([[False, True, True, False, True, True]]),
+        "documents": torch.tensor([[0, 0, 0, 1, 1, 1]]),
+    }
+    weights = as_chains(torch.tensor([0.5, 0.4, 0.3, 0.2]), batch, 2, DraftPace("alpha", 0.0))
+    # the first draft of a document: 1 + the second's alpha; the second: of the first's alpha, and first of its own
+    assert weights.tolist() == pytest.approx([1.4, 1.5, 1.2, 1.3])
+    alpha_kept = torch.tensor([[0.5, 0.1], [0.4, 0.9], [0.3, 0.2], [0.2, 0.8]])
+    weights = as_chains(alpha_kept, batch, 2, DraftPace("kept", 0.0, tv=2.0))
+    # reached: always as a first draft, and as a second where the first is kept; gained: the second's alpha, times tv
+    assert weights.flatten().tolist() == pytest.approx([1.0, 0.8, 1.1, 0.0, 1.0, 0.4, 1.2, 0.0])
+
+
+@pytest.mark.parametrize("name", ["distill", "medusa", "mtp", "dflash"])
 def test_a_batch_of_prompts_alone(name: str, target: Backbone) -> None:
     method, sections = CASES[name]
     goal = build(method, target.model, **sections, objective=ObjectiveConfig(kl=0.0, tv=1.0, positions="on-policy"))
@@ -293,9 +312,14 @@ def test_the_accepted_length_grows(name: str, target: Backbone, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
+        ({"method": "bpd", "objective": {"positions": "accepted"}}, "weighs all that it learns alike: leave it out"),
         (
-            {"method": "distill", "objective": {"positions": "accepted"}},
-            "weighs all that it learns alike: leave it out",
+            {"method": "distill", "objective": {"positions": "accepted", "draft_length": 1}},
+            "by objective.draft_length: raise that",
+        ),
+        (
+            {"method": "distill", "objective": {"positions": "on-policy"}, "rollouts": {"share": 0.5}},
+            "rollouts.by is student: leave one of them out",
         ),
         ({"method": "eagle3", "eagle3": {"passes": 1}, "objective": {"positions": "accepted"}}, "by eagle3.passes"),
         ({"method": "eagle3", "objective": {"positions": "d-pace", "pace_floor": 0}}, "pace_floor is 0 with"),
