@@ -89,6 +89,11 @@ BENCHMARKS = {
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
         "--set data.sequence_length=64 --set loop.batch_rows=2 --set loop.micro_rows=2"
     ),
+    "benchmarks/draft_weights.py": (
+        "--families MTP --arms shipped,on-policy --start-steps 1 --steps 1 --batch-rows 2 --answers 40 --draws 1 "
+        "--limit 2 --max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000 --set data.sequence_length=64 "
+        "--set loop.validate_rows=2"
+    ),
     "benchmarks/ensembles.py": (
         "--members 2 --sizes 2 --settings 'soft 2' --base-steps 1 --steps 1 --limit 2 "
         "--max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000 "

@@ -76,6 +76,7 @@ class Passed(Exception):
     ("script", "selected"),
     [
         ("alignment", ["--losses", "kl", "--sources", "gold"]),
+        ("draft_weights", ["--families", "MTP", "--arms", "shipped", "--seeds", "0"]),
         ("ensembles", ["--settings", "span 4", "--sizes", "", "--members", "2", "--train-only"]),
         ("families", ["--families", "EAGLE-1", "--train-only"]),
         ("origins", ["--rows", "8 bits", "--steps", "3"]),

@@ -282,6 +282,20 @@ def test_a_text_is_drafts_behind_every_place_of_it() -> None:
     assert weights.flatten().tolist() == pytest.approx([1.0, 0.8, 1.1, 0.0, 1.0, 0.4, 1.2, 0.0])
 
 
+def test_what_a_kept_token_opens_counts_as_the_mix_of_the_step_says(target: Backbone) -> None:
+    """Nothing is learnt of the total variation at the first of very many steps, so nothing of what lies behind it."""
+    torch.manual_seed(0)
+    objective = ObjectiveConfig(kl=0.0, tv=1.0, positions="on-policy", from_kl_share=1.0)
+    moving = build("distill", target.model, objective=objective)
+    moving.set_steps(10**6)
+    moving.begin_step(0, 0)
+    plain = build("distill", target.model, objective=ObjectiveConfig(positions="on-policy"))
+    plain.draft().load_state_dict(moving.draft().state_dict())
+    batch = rows()
+    losses = [goal.module.train()(batch, goal.prepare(batch))[0] for goal in (moving, plain)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["distill", "medusa", "mtp", "dflash"])
 def test_a_batch_of_prompts_alone(name: str, target: Backbone) -> None:
     method, sections = CASES[name]
