@@ -137,7 +137,7 @@ class EagleStudent(Student):
         """The distance of predicted features from the target's; reported of the first pass."""
         true_PH = given.hidden_RSH.flatten(0, 1)[drafts.at_P].float()
         feature_P = F.smooth_l1_loss(drafts.hidden_PH.float(), true_PH, reduction="none").mean(-1)
-        counted_P = feature_P if drafts.share_P is None else feature_P * drafts.share_P
+        counted_P = feature_P if drafts.counted_P is None else feature_P * drafts.counted_P
         return self._config.feature * counted_P.sum(), {"feature": (feature_P.detach() * drafts.first_weight_P).sum()}
 
     def _noisy(self, features_RLH: Tensor) -> Tensor:

@@ -94,9 +94,10 @@ class SelectingStudent(BlockStudent):
         is_label_PC = best_PC == label_P[:, None]
         found_P = is_label_PC.any(-1)
         ce_P = (score_PC.logsumexp(-1) - (score_PC * is_label_PC).sum(-1)) * found_P
-        weight_P = drafts.first_weight_P
+        weight_P, counted_P = drafts.first_weight_P, drafts.counted_P
+        assert counted_P is not None  # `BlockStudent.weights` has made it
         reported = {"selector": (ce_P.detach() * weight_P).sum(), "candidate_recall": (found_P * weight_P).sum()}
-        return self._weight * (ce_P * drafts.share_P).sum(), reported
+        return self._weight * (ce_P * counted_P).sum(), reported
 
 
 class DFlash2Objective(BlockObjective):

@@ -63,10 +63,11 @@ class DSparkStudent(BlockStudent):
             return None
         logit_P = self.draft.confidence(drafts.hidden_PH, batch["input_ids"].flatten()[drafts.at_P])
         assert logit_P is not None  # its weight is above 0
-        assert drafts.share_P is not None  # `BlockStudent.weights` has made it
+        counted_P = drafts.counted_P
+        assert counted_P is not None  # `BlockStudent.weights` has made it
         bce_P = F.binary_cross_entropy_with_logits(logit_P, drafts.overlap_P.clamp(0, 1), reduction="none")
         reported = {"confidence": (bce_P.detach() * drafts.first_weight_P).sum()}
-        return self._weight * (bce_P * drafts.share_P).sum(), reported
+        return self._weight * (bce_P * counted_P).sum(), reported
 
 
 class DSparkObjective(BlockObjective):

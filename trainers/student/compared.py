@@ -49,6 +49,11 @@ class Drafts(NamedTuple):
     """Of a student that asks for it, the share of its distribution that is accepted, without a gradient."""
 
     @property
+    def counted_P(self) -> Tensor | None:
+        """How much each draft's own terms count, fp32 [P]; None: all alike."""
+        return self.share_P if self.share_P is None or self.share_P.ndim == 1 else self.share_P[:, 0]
+
+    @property
     def first_weight_P(self) -> Tensor:
         """How much it counts in what is reported of first drafts alone."""
         assert self.report_weight_P is not None  # `Student.compare` has made it

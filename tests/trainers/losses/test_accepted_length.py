@@ -20,7 +20,16 @@ from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import Mix, OfTarget, drafted
 from draftsmith.trainers.losses.pace import DraftPace, length_gain, reached
-from draftsmith.trainers.method_config import BlockConfig, Eagle3Config, MedusaConfig, MtpConfig, PeagleConfig
+from draftsmith.trainers.method_config import (
+    BlockConfig,
+    DFlash2Config,
+    DSparkConfig,
+    Eagle3Config,
+    EagleConfig,
+    MedusaConfig,
+    MtpConfig,
+    PeagleConfig,
+)
 from draftsmith.trainers.student.distillation import as_chains
 from helpers.models.method_objectives import build
 from hypothesis import given, settings
@@ -280,6 +289,39 @@ def test_a_text_is_drafts_behind_every_place_of_it() -> None:
     weights = as_chains(alpha_kept, batch, 2, DraftPace("kept", 0.0, tv=2.0))
     # reached: always as a first draft, and as a second where the first is kept; gained: the second's alpha, times tv
     assert weights.flatten().tolist() == pytest.approx([1.0, 0.8, 1.1, 0.0, 1.0, 0.4, 1.2, 0.0])
+
+
+# what a family learns beside the distributions: its section, and the field that weighs it
+BESIDE: dict[str, tuple[Any, str]] = {
+    "eagle": (EagleConfig(passes=3), "feature"),
+    "dflash2": (DFlash2Config(candidates=40), "weight"),
+    "dspark": (DSparkConfig(), "confidence"),
+}
+
+
+@pytest.mark.parametrize("positions", ["accepted", "on-policy"])
+@pytest.mark.parametrize("method", BESIDE)
+def test_what_is_learnt_beside_counts_as_often_as_its_draft(
+    method: str, positions: Literal["accepted", "on-policy"], target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by what its token opens."""
+    section, field = BESIDE[method]
+    objective = ObjectiveConfig(chunk=5, kl=0.0, tv=1.0, positions=positions)
+
+    def loss(value: float, weight: float) -> float:
+        torch.manual_seed(0)
+        own = section.model_copy(update={field: value})  # 0 too, where a recipe asks for more
+        goal = build(method, target.model, block=BLOCKS, objective=objective, **{method: own})
+        counts = torch.tensor([weight, 100.0] if positions == "on-policy" else weight)
+        monkeypatch.setattr(
+            DraftPace, "_weights", lambda _self, passed_AJ, _known: torch.ones_like(passed_AJ) * counts
+        )
+        with torch.no_grad():
+            return float(goal.module.eval()(rows(), goal.prepare(rows()))[0])
+
+    once, thrice = (loss(1.0, weight) - loss(0.0, weight) for weight in (1.0, 3.0))
+    assert once > 0.01
+    assert thrice == pytest.approx(3 * once, rel=1e-3)
 
 
 def test_what_a_kept_token_opens_counts_as_the_mix_of_the_step_says(target: Backbone) -> None:
