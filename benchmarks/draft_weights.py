@@ -2,10 +2,10 @@
 
 A drafter of each family is trained by its recipe for `--start-steps` steps, once a training seed, and from there with
 every arm for `--steps` more: as shipped, as shipped for half as many steps again (what a longer step would have been
-worth), with LK alone, and by how far drafts get. The rows are what the target writes at temperature 1 behind windows of
-training texts, as `on-policy` needs them. Each arm drafts chains for held-out prompts of the corpus, at T = 0 and 1,
-and is audited with its first seed. Gains are paired: the same seed, the same prompt. What was trained or measured is
-kept in `--out`; other settings than `--families`, `--arms` and `--seeds` need another one.
+worth), with LK alone, and by how far drafts get. The rows are what the target writes at temperature 1 behind windows
+of training texts, as `on-policy` needs them. Each arm drafts chains for held-out prompts of the corpus, at T = 0 and
+1, and is audited with its first seed. Gains are paired: the same seed, the same prompt. What was trained or measured
+is kept in `--out`; other settings than `--families`, `--arms` and `--seeds` need another one.
 
     python benchmarks/draft_weights.py --out runs/draft-weights
     python benchmarks/draft_weights.py --out runs/draft-weights --seeds 0,1,2 --json draft-weights.json
