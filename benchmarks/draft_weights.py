@@ -15,6 +15,7 @@ is kept in `--out`; other settings than `--families`, `--arms` and `--seeds` nee
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from draftsmith.benchmarks.common.kept import file_name, same_settings
 from draftsmith.benchmarks.common.markdown import cell_text, printed
 from draftsmith.benchmarks.common.own_words import answered, prompts_in
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
-from draftsmith.benchmarks.common.records import Figure, Record, table_of
+from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.benchmarks.common.runs import (
     QUIET,
     add_audit,
@@ -33,7 +34,6 @@ from draftsmith.benchmarks.common.runs import (
     kept,
     names_of,
     parser_of,
-    seconds_of,
     settings_of,
     trained,
 )
@@ -140,7 +140,7 @@ def own_words(family: Family, args: argparse.Namespace) -> Path:
 
 
 def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
-    """Sums of every prompt by temperature, the audit, and what a step took."""
+    """Sums of every prompt by temperature, and the audit."""
     run = train(family, arm, args)
     target = load_target(load_recipe(family.recipe, args.set).recipe.target.path)
     drafter = family.shapes["chain"](run / "drafter", target)
@@ -165,7 +165,7 @@ def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
         )
         for temperature in config.temperatures
     }
-    own: Measured = {"run": str(run), "step_seconds": seconds_of(run) / round(args.steps * LONGER.get(arm, 1.0))}
+    own: Measured = {"run": str(run)}
     if args.seed == args.seeds[0]:  # the others' weights are drafted with by the same code
         report = audited(target, drafter, first_turns(requests), args)
         if report.failures:
@@ -188,8 +188,13 @@ def assembled(measured: dict[tuple[str, str], list[Measured]], args: argparse.Na
     heads = {"family": "{family}", "trained on with": "{what}"}
     heads |= {f"tau T={at}": f"{{tau_T{at}}}" for at in (0, 1)}
     heads |= {f"T={at}: less shipped": f"{{gain_T{at}}}" for at in (0, 1)}
-    heads |= {"by depth, T=1": "{n_alpha}", "a step, s": "{step_seconds}", "audit": "{verdict}"}
-    formats = {name: ".2f" for name in ("tau_T0", "tau_T1", "n_alpha", "step_seconds")}
+    heads |= {
+        "by depth, T=1": "{n_alpha}",
+        "by depth, along text": "{text_alpha}",
+        "a step, s": "{step_seconds}",
+        "audit": "{verdict}",
+    }
+    formats = {name: ".2f" for name in ("tau_T0", "tau_T1", "n_alpha", "text_alpha")}
     return record_of(
         args,
         title="Which drafts count in training",
@@ -227,9 +232,17 @@ def row_of(
         row[f"gain_T{at}"] = None if base is None else gain(sums, [each[at] for each in base], "tau")
     return row | {
         "n_alpha": n_alpha([each["1"] for each in own]),
-        "step_seconds": Figure(value=sum(each["step_seconds"] for each in own) / len(own)),
+        "text_alpha": [sum(depth) / len(own) for depth in zip(*(along_text(Path(each["run"])) for each in own))],
         "verdict": own[0]["verdict"],
     }
+
+
+def along_text(run: Path) -> list[float]:
+    """sum min(p, q) by depth on held-out rows, every draft with the text in front of it, at the end of training."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = [line for line in lines if line["kind"] == "validation"][-1]
+    names = ("validation_alpha", *(f"validation_alpha_{depth}" for depth in range(2, DEPTH + 1)))
+    return [last[name] for name in names if name in last]
 
 
 def arguments() -> argparse.Namespace:

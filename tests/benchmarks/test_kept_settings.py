@@ -78,6 +78,7 @@ class Passed(Exception):
         ("alignment", ["--losses", "kl", "--sources", "gold"]),
         ("draft_weights", ["--families", "MTP", "--arms", "shipped", "--seeds", "0"]),
         ("ensembles", ["--settings", "span 4", "--sizes", "", "--members", "2", "--train-only"]),
+        ("moving_target", ["--seeds", "0,1"]),
         ("families", ["--families", "EAGLE-1", "--train-only"]),
         ("origins", ["--rows", "8 bits", "--steps", "3"]),
     ],
