@@ -188,12 +188,7 @@ def assembled(measured: dict[tuple[str, str], list[Measured]], args: argparse.Na
     heads = {"family": "{family}", "trained on with": "{what}"}
     heads |= {f"tau T={at}": f"{{tau_T{at}}}" for at in (0, 1)}
     heads |= {f"T={at}: less shipped": f"{{gain_T{at}}}" for at in (0, 1)}
-    heads |= {
-        "by depth, T=1": "{n_alpha}",
-        "by depth, along text": "{text_alpha}",
-        "a step, s": "{step_seconds}",
-        "audit": "{verdict}",
-    }
+    heads |= {"by depth, T=1": "{n_alpha}", "by depth, along text": "{text_alpha}", "audit": "{verdict}"}
     formats = {name: ".2f" for name in ("tau_T0", "tau_T1", "n_alpha", "text_alpha")}
     return record_of(
         args,
