@@ -1,4 +1,7 @@
-"""Exported drafters in vLLM: loaded whole, the same greedy text, the same counts, the same law above T = 0."""
+"""Exported drafters in vLLM: loaded whole, the same greedy text, the same counts, the same law above T = 0.
+
+The folders that it loads are read here too, as drafters of others are, and draft the same.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +81,10 @@ def test_drafter(
         assert cold.tokens == text == ours.tokens
         assert (cold.drafts, cold.accepted) == (ours.steps, ours.accepted)
         assert ours.accepted[0] > 0  # otherwise nothing was compared
+        if policy == "argmax" and (folder := tmp_path / "export").is_dir():
+            # the folder that vLLM loads, loaded here as anybody's
+            read = greedy(mine, load_drafter(folder, mine, draft_length=K, config=config), prompts, MOST_TOKENS)
+            assert (cold.drafts, cold.accepted) == (read.steps, read.accepted)
         assert low <= found <= high
     if len(shares) == 2:  # one policy taken for the other would have been seen
         assert shares["argmax"].value < low
