@@ -31,6 +31,7 @@ from draftsmith.benchmarks.common.provenance import drafter_weights, finish, rec
 from draftsmith.benchmarks.common.records import Figure, Record, figure, table_of
 from draftsmith.benchmarks.common.runs import (
     QUIET,
+    add_audit,
     add_decoding,
     by_seed,
     kept,
@@ -90,7 +91,8 @@ def moved(args: argparse.Namespace) -> Iterator[Stage]:
     for number, steps in enumerate([args.first, *args.stages]):
         own = {"model.start_from": start, "data.source": CHATS / "chats.jsonl", "loop.steps": steps}
         own |= {"optimizer.schedule": "constant", "optimizer.warmup_steps": min(10, steps)}
-        run = trained("target-chat", args.out / "targets" / f"stage-{number}", QUIET | own | dict(args.target_set))
+        own |= {key: value for key, value in QUIET.items() if key.startswith("loop.")} | dict(args.target_set)
+        run = trained("target-chat", args.out / "targets" / f"stage-{number}", own)
         start = run / "target"
         yield Stage(number, start, answers_of(number, start, args))
 
@@ -110,19 +112,14 @@ def answers_of(number: int, target: Path, args: argparse.Namespace) -> Path:
 def far(stages: Sequence[Stage], args: argparse.Namespace) -> list[Any]:
     """KL(first || stage's) on held-out answers of the first target, with its interval, by stage."""
     first = load_target(str(stages[0].target))
-    data = recipe_of(stages[0], args).data
-    rows = prepare(data, first.tokenizer, out=None).validation
+    values = {"target.path": stages[0].target, "data.source": stages[0].answers} | dict(args.set)
+    recipe = load_recipe(RECIPE, [(key, str(value)) for key, value in values.items()]).recipe
+    rows = prepare(recipe.data, first.tokenizer, out=None).validation
     drifts = (measure_drift(first, load_target(str(each.target)), rows, count=args.limit) for each in stages)
     return [each.kl.to_list() for each in drifts]
 
 
 # ---- its drafters -----------------------------------------------------------------------------
-
-
-def recipe_of(stage: Stage, args: argparse.Namespace) -> Any:
-    """The drafter's recipe for a stage's target."""
-    values = {"target.path": stage.target, "data.source": stage.answers} | settings_of(args)
-    return load_recipe(RECIPE, [(key, str(value)) for key, value in values.items()]).recipe
 
 
 def drafter_of(stage: Stage, args: argparse.Namespace) -> Path:
@@ -141,7 +138,9 @@ def follow(stage: Stage, first: Path, args: argparse.Namespace) -> dict[str, Any
         write_text(args.out / "rollouts" / f"{stage.number}.jsonl", stage.answers.read_text(encoding="utf-8"))
         words: list[Any] = ["adapt", first, "--target", stage.target, "--rollouts", args.out / "rollouts"]
         words += ["--out", out, "--rows", 1, "--steps", args.adapt_steps, "--temperature", 1]
-        code = draftsmith([str(word) for word in [*words, "--optimizer.lr", args.lr]])
+        words += ["--optimizer.lr", args.lr]
+        words += ["--audit.tokens", args.audit_tokens, "--audit.sequences", args.audit_sequences]
+        code = draftsmith([str(word) for word in words])
         if code:
             raise SystemExit(code)
     if not in_use.is_dir():  # the next round may replace it
@@ -219,7 +218,7 @@ def assembled(
         f"rate of {args.lr:g}; {args.limit} held-out questions, {args.max_new_tokens} new tokens ({args.draws} draws "
         f"at T = 1), a chain of {DEPTH}.",
         intervals="95 % bootstrap intervals over questions, the same ones for every seed; gains paired",
-        audit={"verdict": "of each round's new drafter", "sees": "by the rounds' own settings"},
+        audit={"verdict": "of each round's new drafter", "sees": f"{args.audit_tokens:,} tokens"},
         formats=formats | {"kl": ".3f", "gain_T1": "+.3f", "steps": ".0f"},
         rows=rows,
         tables={"moving-target": table_of(heads)},
@@ -261,6 +260,7 @@ def arguments() -> argparse.Namespace:
         help="a value for the target's recipe",
     )
     add_decoding(parser, limit=32)
+    add_audit(parser, tokens=2_000, sequences=50_000)
     return parser.parse_args()
 
 
