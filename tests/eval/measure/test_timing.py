@@ -63,7 +63,8 @@ def test_old_objects_are_not_searched_while_arms_are_timed() -> None:
     gc.freeze()
     frozen = gc.get_freeze_count()
     timing.interleaved(arms, 1, device=CPU)
-    assert gc.get_freeze_count() == frozen > 10_000, "what the process itself froze stays so"
+    # what is no longer referred to goes, frozen or not
+    assert gc.get_freeze_count() > frozen - 1_000 > 10_000, "what the process itself froze stays so"
 
 
 def test_calls_on_cuda_are_replayed_as_steps_are(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:

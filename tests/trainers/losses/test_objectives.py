@@ -443,7 +443,10 @@ def test_what_the_draft_says_of_labels() -> None:
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
-        ({"method": "distill", "objective": {"positions": "d-pace"}}, "weighs all that it learns alike: leave it out"),
+        (
+            {"method": "distill", "objective": {"positions": "d-pace", "draft_length": 1}},
+            "learns one, by objective.draft_length",
+        ),
         ({"method": "bpd", "objective": {"positions": "d-pace"}}, "weighs all that it learns alike: leave it out"),
         ({"method": "eagle", "objective": {"positions": "d-pace"}}, "learns one, by eagle.passes"),
         (
