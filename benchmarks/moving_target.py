@@ -40,6 +40,7 @@ from draftsmith.benchmarks.common.runs import (
     settings_of,
     trained,
 )
+from draftsmith.benchmarks.common.shapes import DEPTH
 from draftsmith.data.prompts import load_prompts
 from draftsmith.data.rows.prepare import prepare
 from draftsmith.decoding.backbone.loading import load_target
@@ -55,7 +56,6 @@ CHATS = Path(package.__file__).parent / "tests" / "chats"
 RECIPE = "eagle-tiny"
 DRAFTERS = ("frozen", "adapted")
 TEMPERATURES = ("0", "1")
-DEPTH = 4
 
 
 @dataclass(frozen=True)
