@@ -1,7 +1,7 @@
 """A finished quickstart, and what the README's two commands took, as records in `docs/results`.
 
-`make quickstart` leaves `quickstart/run/eval/results.json` and its audits; `shared/checks/newcomer`
-clones the repository, runs both commands and prints a line for each:
+`make quickstart` leaves `quickstart/run/eval/results.json` and its audits, and a report, which the pages show as their
+example; `shared/checks/newcomer` clones the repository, runs both commands and prints a line for each:
 
     make quickstart: passed in 663 s with its set-up, largest process 1.8 GB; log: ...
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from draftsmith.launch.recipe.load import load_recipe
 NAMES = {"eagle": "EAGLE-1", "untrained eagle": "untrained EAGLE-1"}
 PASSED = re.compile(r"^make (\w+): (\w+) in (\d+) s with its set-up, largest process ([\d.]+) GB", re.MULTILINE)
 HEADS = {"command": "{command}", "outcome": "{outcome}", "time": "{seconds} s", "largest process": "{peak} GB"}
+REPORT = "quickstart-report.html"
 SEED = "what another seed changes, which was not measured here"
 
 
@@ -43,6 +45,8 @@ def main() -> None:
     for name, record in records.items():
         print(printed(record))
         finish(record, args.results / f"{'-'.join(filter(None, (name, args.on)))}.json")
+    if args.folder is not None and args.on is None:
+        shutil.copy(args.folder / RUN / "report.html", args.results / REPORT)
 
 
 def quickstart_record(folder: Path, seconds: float | None) -> Record:

@@ -36,8 +36,8 @@ RECIPE = "eagle-tiny"
 TRAINING = {
     "data.train_rows": "800",
     "features.source": "cache",
-    "loop.steps": "1100",
-    "loop.validate_every": "1100",
+    "loop.steps": "800",
+    "loop.validate_every": "800",
     "probe.every_steps": "",
 }
 """How long it learns here: the whole takes minutes, not hours.
@@ -54,13 +54,16 @@ TRAINING_FREE = "prompt-lookup"
 # with less evidence for each, the whole stays a matter of minutes
 _LESS = {
     "audit.tokens": "4000",
+    "audit.max_new_tokens": "64",
+    "audit.batch": "64",
     "audit.sequences": "80000",
     "audit.prompts": "8",
+    "eval.limit": "16",
     "eval.sweep": "[]",
     "eval.repeats": "1",
     "eval.second_prompts": SECOND,
 }
-_OF_THE_CONTROL = 8
+_OF_THE_CONTROL = 4
 """Prompts that the untrained drafter decodes: it has nothing accepted, whatever the prompt."""
 _TOGETHER = 8
 """Prompts of the second set that are decoded at once: nothing of it is timed, and no row depends on the others."""
@@ -136,7 +139,7 @@ def _tune(out: Path, console: Console) -> None:
     from .measure.tune import run_tune
 
     # trees need calls that cost little more with many tokens, which a CPU does not have
-    request = TuneRequest(runs=(out / RUN,), method=TRAINED, limit=24, best=2, chains=True, surfaces=False)
+    request = TuneRequest(runs=(out / RUN,), method=TRAINED, limit=16, best=2, chains=True, surfaces=False)
     run_tune(request, check_tune(request, []), console)
 
 

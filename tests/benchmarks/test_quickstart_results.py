@@ -71,6 +71,7 @@ def finished(tmp_path: Path) -> Path:
     (tmp_path / "run" / "run.yaml").write_text(resolved.yaml())
     (tmp_path / "run" / "drafter").mkdir(parents=True)
     (tmp_path / "run" / "drafter" / "config.json").write_text("run")
+    (tmp_path / "run" / "report.html").write_text("<p>pays</p>")
     return tmp_path
 
 
@@ -93,6 +94,7 @@ def test_a_finished_quickstart_becomes_the_readmes_table(
     call(monkeypatch, str(finished), "--seconds", "600", "--results", str(tmp_path / "results"))
     record = read_record(tmp_path / "results" / "quickstart.json")
     assert record.origin == "measured"
+    assert (tmp_path / "results" / "quickstart-report.html").read_text() == "<p>pays</p>"
     assert record.seeds == 1
     assert [each.name for each in record.drafters] == ["eagle-tiny"]
     assert record.audit is not None

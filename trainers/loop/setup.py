@@ -185,13 +185,18 @@ def own_kernels() -> Iterator[None]:
     """A context of one run, behind which kernels are chosen as before: decoding would pay for nothing.
 
     cuDNN's attention is left out: the gradient that it makes beside a mask may be NaN (torch 2.11, pytorch#196678).
+    Nor is memory filled with NaN before it is written, which deterministic kernels do by default: an operation more
+    for nearly each of a step's.
     """
     deterministic, cudnn = torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
     torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 

@@ -12,7 +12,7 @@ from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.launch.train import run as train
 from draftsmith.trainers import spine
 from draftsmith.trainers.config import LoopConfig, OptimizerConfig
-from draftsmith.trainers.loop.setup import accumulation, make_accelerator, resume_from
+from draftsmith.trainers.loop.setup import accumulation, make_accelerator, make_deterministic, own_kernels, resume_from
 
 
 def test_a_tracker_that_is_not_installed(tmp_path: Path) -> None:
@@ -26,6 +26,17 @@ def test_a_tracker_that_is_not_installed(tmp_path: Path) -> None:
 def test_fp16_needs_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="needs a GPU"):
         make_accelerator(LoopConfig(precision="fp16"), OptimizerConfig(), tmp_path)
+
+
+def test_kernels_of_a_run_end_with_it() -> None:
+    """Inside, memory is not filled before it is written: that is an operation more for nearly each."""
+    memory = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    with own_kernels():
+        make_deterministic(LoopConfig())
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not memory.fill_uninitialized_memory
+    assert (torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory) == before
 
 
 def test_the_batch_must_divide() -> None:
