@@ -254,6 +254,8 @@ class AdaptRequest:
     """Folder with the drafter in use, `adapted.json` and the rounds; default RUN/adapted."""
     steps: int = 100
     """Training steps of a round."""
+    minutes: float | None = None
+    """Of training, in place of --steps: as many steps as take so long at the pace of the training before."""
     rows: int = 64
     """Fewest new rollouts that begin a round."""
     prompts: int = 32

@@ -212,7 +212,7 @@ def check_alone(command: str, why: str, instead: str = _IN_A_TEAM) -> None:
 def check_adapt(request: AdaptRequest, overrides: Sequence[tuple[str, str]]) -> None:
     """Raise where there is no run, no rollout, or a wrong value."""
     check_alone("adapt", "decides by what one process measures", "`train` goes on from a drafter in many")
-    check_least(request, steps=1, rows=1, prompts=2, temperature=0, poll=0)
+    check_least(request, steps=1, minutes=0.01, rows=1, prompts=2, temperature=0, poll=0)
     run = request.run_folder
     if not (run / "run.yaml").is_file() or not (run / "drafter").is_dir():
         raise RequestError(f"{run} is no finished run of a drafter; expected a folder with run.yaml and drafter/")

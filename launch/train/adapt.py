@@ -97,7 +97,7 @@ class Adapted:
         place = cls(folder, [], {})
         if not there:
             write_text(folder / "began.json", json.dumps(made_for, indent=1) + "\n")
-        place._use(first, place._recipe(request, overrides, first, folder / _ROWS))
+        place._use(first, place._recipe(request, overrides, first, folder / _ROWS, request.steps))
         place._keep()
         return place
 
@@ -128,18 +128,26 @@ class Adapted:
             if whole := text[: text.rfind(b"\n") + 1]:
                 yield path.name, whole
 
-    def _take(self, rollouts: Path, into: Path) -> None:
-        """Copy what is new, with how far it goes: the files may grow while a round trains."""
+    def _take(self, request: AdaptRequest, into: Path) -> None:
+        """Copy what is new, with how far it goes and how long is trained: the files may grow while a round trains."""
         read, parts = dict(self.read), []
-        for name, text in self._unread(rollouts):
+        for name, text in self._unread(request.rollouts):
             read[name] = read.get(name, 0) + len(text)
             parts.append(text)
 
         def fill(staging: Path) -> None:
             (staging / _ROWS).write_bytes(b"".join(parts))
             (staging / "read.json").write_text(json.dumps(read))
+            (staging / "steps").write_text(str(self._steps(request)))
 
         replace_folder(into, fill)
+
+    def _steps(self, request: AdaptRequest) -> int:
+        """Steps of the next round: as many as are asked for, or as fill the minutes at the pace of the last training."""
+        if request.minutes is None:
+            return request.steps
+        run = self.folder / "rounds" / f"{len(self.rounds):04}" / "run" if self.rounds else request.run_folder
+        return steps_within(60 * request.minutes, run)
 
     # ---- a round --------------------------------------------------------------------------------
 
@@ -155,8 +163,8 @@ class Adapted:
         """
         began, place = time.monotonic(), self._next
         if not place.is_dir():
-            self._take(request.rollouts, place)
-        recipe = self._recipe(request, overrides, self.drafter, place / _ROWS)
+            self._take(request, place)
+        recipe = self._recipe(request, overrides, self.drafter, place / _ROWS, int((place / "steps").read_text()))
         outcome = train(recipe, out=place / "run")
         gc.collect()  # the target that training held
         found = compared(recipe, self.drafter, place / "run" / "drafter", request)
@@ -179,8 +187,8 @@ class Adapted:
         """The drafter in use."""
         return self.folder / "drafter"
 
-    def _recipe(self, request: AdaptRequest, overrides: Values, drafter: Path, rows: Path) -> Resolved:
-        """The run's recipe for a round."""
+    def _recipe(self, request: AdaptRequest, overrides: Values, drafter: Path, rows: Path, steps: int) -> Resolved:
+        """The run's recipe for a round of so many steps."""
         saved = str(request.run_folder / "run.yaml")
         share = load_recipe(saved).recipe.data.validation_share
         own = {
@@ -194,8 +202,8 @@ class Adapted:
             "data.train_rows": "null",
             "data.validation_share": str(max(_HELD_OUT, share)),
             "model.start_from": str(drafter),
-            "loop.steps": str(request.steps),
-            "optimizer.warmup_steps": str(request.steps // 10),
+            "loop.steps": str(steps),
+            "optimizer.warmup_steps": str(steps // 10),
         }
         return load_recipe(saved, [*own.items(), *overrides])
 
@@ -220,6 +228,24 @@ def files_of(rollouts: Path) -> list[Path]:
     if not rollouts.is_dir():
         raise RequestError(f"{rollouts} is neither a file nor a folder; expected JSONL files of rollouts there")
     return sorted(path for path in rollouts.iterdir() if path.suffix == ".jsonl" and path.is_file())
+
+
+def steps_within(seconds: float, run: Path) -> int:
+    """Training steps that take so long at the pace of a run, as its log has it last.
+
+    Raises:
+        RequestError: the log has no pace.
+    """
+    log = run / "metrics.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    paces = [pace for line in lines if (pace := json.loads(line).get("tokens_per_second")) is not None]
+    if not paces:
+        raise RequestError(
+            f"--minutes needs the pace of the training before, and {log} has none; bound the round by --steps, or "
+            "name a run that was trained here"
+        )
+    recipe = load_recipe(str(run / "run.yaml")).recipe
+    return max(2, int(seconds * paces[-1] / (recipe.loop.batch_rows * recipe.data.sequence_length)))
 
 
 # ---- which drafter is better --------------------------------------------------------------------

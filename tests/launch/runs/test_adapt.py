@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftsmith.errors import RequestError
 from draftsmith.eval.measure.environment import drafter_hash
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import Resolved, load_recipe
@@ -113,11 +114,18 @@ FIGURES = {"tau": [1.5, 1.4, 1.6], "alpha": [0.5, 0.4, 0.6], "speedup": [1.2, 1.
 
 
 @pytest.fixture
-def given(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def planned() -> list[int]:
+    """The steps of every round whose training is given."""
+    return []
+
+
+@pytest.fixture
+def given(run: Path, planned: list[int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Rounds whose training and whose comparison are given."""
 
     def train(recipe: Resolved, *, out: Path) -> RunOutcome:
         assert recipe.recipe.model.start_from is not None
+        planned.append(recipe.recipe.loop.steps)
         shutil.copytree(run / "drafter", out / "drafter", dirs_exist_ok=True)
         config = json.loads((out / "drafter" / "config.json").read_text())
         (out / "drafter" / "config.json").write_text(json.dumps(config, indent=7))
@@ -191,6 +199,39 @@ def test_only_whole_rows_that_are_new(
     (rollouts / "first.jsonl").write_text("".join(rows[:3]))
     assert adapted(run, rollouts, out) == 2
     assert "first.jsonl is shorter than the" in capsys.readouterr().err
+
+
+def write_log(run: Path, *paces: float) -> None:
+    lines = [{"kind": "train", "tokens_per_second": pace} for pace in paces]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"kind": "validation"}]))
+
+
+def test_a_round_of_so_many_minutes(run: Path, tmp_path: Path, given: Callable[..., None], planned: list[int]) -> None:
+    """At the pace that the training before ended with: at first the run's, then the last round's."""
+    rollouts, out, rows, own = tmp_path / "rollouts.jsonl", tmp_path / "adapted", [*texts()], tmp_path / "run"
+    shutil.copytree(run, own)
+    data, loop = (getattr(load_recipe(str(own / "run.yaml")).recipe, part) for part in ("data", "loop"))
+    tokens = data.sequence_length * loop.batch_rows
+    write_log(own, 100 * tokens, tokens / 2)
+    given([0.1, 0.05, 0.2], "lossless")
+    rollouts.write_text("".join(rows[:12]))
+    assert adapted(own, rollouts, out, "--minutes", "0.4") == 0
+    round_run = out / "rounds" / "0001" / "run"
+    shutil.copy(own / "run.yaml", round_run)
+    write_log(round_run, tokens)
+    rollouts.write_text("".join(rows))
+    assert adapted(own, rollouts, out, "--minutes", "0.4") == 0
+    assert planned == [12, 24]
+
+
+def test_a_run_without_a_pace(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that was converted, say, has no log."""
+    with pytest.raises(RequestError, match=r"needs the pace of the training before.*bound the round by --steps"):
+        adapt.steps_within(60, tmp_path)
+    rollouts = tmp_path / "rollouts.jsonl"
+    rollouts.write_text("".join(texts()))
+    assert adapted(run, rollouts, tmp_path / "out", "--minutes", "0") == 2
+    assert "--minutes is 0" in capsys.readouterr().err
 
 
 def test_requests_that_make_no_sense(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
