@@ -79,6 +79,7 @@ class Passed(Exception):
         ("draft_weights", ["--families", "MTP", "--arms", "shipped", "--seeds", "0"]),
         ("ensembles", ["--settings", "span 4", "--sizes", "", "--members", "2", "--train-only"]),
         ("moving_target", ["--seeds", "0,1"]),
+        ("warm_starts", ["--families", "EAGLE-1", "--arms", "before", "--seeds", "0"]),
         ("families", ["--families", "EAGLE-1", "--train-only"]),
         ("origins", ["--rows", "8 bits", "--steps", "3"]),
     ],
