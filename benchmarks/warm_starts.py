@@ -206,10 +206,10 @@ def assembled(measured: dict[tuple[str, str], list[Measured]], args: argparse.Na
         title="Going on from a drafter on other text",
         target=target_weights(str(chat_target(by_seed(args)[0]))),
         drafters=drafter_weights(drafters),
-        setup=f"The embedded target after {args.target_steps} steps on chats. {args.start_steps} steps of the recipe on "
-        f"the code that it writes, then {args.steps} of {args.batch_rows} rows; {args.rows} rows of either kind, at "
-        f"temperature 1; {args.limit} held-out prompts of either, {args.max_new_tokens} new tokens ({args.draws} draws "
-        f"at T = 1), a chain of {DEPTH}.",
+        setup=f"The embedded target after {args.target_steps} steps on chats. {args.start_steps} steps of the recipe "
+        f"on the code that it writes, then {args.steps} of {args.batch_rows} rows; {args.rows} rows of either kind, "
+        f"at temperature 1; {args.limit} held-out prompts of either, {args.max_new_tokens} new tokens ({args.draws} "
+        f"draws at T = 1), a chain of {DEPTH}.",
         intervals="95 % bootstrap intervals over prompts, the same ones for every seed; gains paired",
         audit={
             "verdict": "of each row, its first seed; the others draft by the same code",

@@ -143,7 +143,7 @@ class Adapted:
         replace_folder(into, fill)
 
     def _steps(self, request: AdaptRequest) -> int:
-        """Steps of the next round: as many as are asked for, or as fill the minutes at the pace of the last training."""
+        """Steps of the next round: what is asked for, or what fills the minutes at the pace of the training before."""
         if request.minutes is None:
             return request.steps
         run = self.folder / "rounds" / f"{len(self.rounds):04}" / "run" if self.rounds else request.run_folder
