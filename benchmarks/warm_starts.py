@@ -134,15 +134,12 @@ def train(family: Family, arm: str, args: argparse.Namespace) -> Path:
     if arm == BASE:
         return start
     rate = load_recipe(family.recipe, args.set).recipe.optimizer.lr
-    values: dict[str, Any] = {"data.source": rows_of(["questions"], args), "loop.steps": args.steps}
+    kinds = [*SETS] if arm == "both" else ["questions"]
+    values: dict[str, Any] = {"data.source": rows_of(kinds, args), "loop.steps": args.steps}
     if arm != "scratch":
         # the start has learnt already
         values |= {"model.start_from": start / "drafter", "objective.from_kl_share": 0.0}
-    values |= {
-        "smaller rate": {"optimizer.lr": rate / 4},
-        "both": {"data.source": rows_of([*SETS], args)},
-        "averaged": {"loop.ema": 0.98},
-    }.get(arm, {})
+    values |= {"smaller rate": {"optimizer.lr": rate / 4}, "averaged": {"loop.ema": 0.98}}.get(arm, {})
     return run_of(family, arm, values, args)
 
 
@@ -227,8 +224,8 @@ def row_of(family: str, arm: str, measured: dict[tuple[str, str], list[Measured]
     row: dict[str, Any] = {"family": family, "arm": arm, "what": ARMS[arm], "verdict": own[0]["verdict"]}
     for kind in SETS:
         row |= {f"{kind}_T{at}": mean([each[kind][at] for each in own], "tau") for at in "01"}
-        sums = None if base is None else ([each[kind]["1"] for each in side] for side in (own, base))
-        row[f"{kind}_gain"] = None if sums is None else gain(*sums, "tau")
+        before = None if base is None else [each[kind]["1"] for each in base]
+        row[f"{kind}_gain"] = None if before is None else gain([each[kind]["1"] for each in own], before, "tau")
     return row
 
 

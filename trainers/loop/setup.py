@@ -189,14 +189,15 @@ def own_kernels() -> Iterator[None]:
     for nearly each of a step's.
     """
     deterministic, cudnn = torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic  # its one name is made when it is imported
+    filled = memory.fill_uninitialized_memory
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
