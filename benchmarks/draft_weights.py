@@ -4,12 +4,14 @@ A drafter of each family is trained by its recipe for `--start-steps` steps, onc
 every arm for `--steps` more: as shipped, as shipped for half as many steps again (what a longer step would have been
 worth), with LK alone, and by how far drafts get. The rows are what the target writes at temperature 1 behind windows
 of training texts, as `on-policy` needs them. Each arm drafts chains for held-out prompts of the corpus, at T = 0 and
-1, and is audited with its first seed. Gains are paired: the same seed, the same prompt. What was trained or measured
-is kept in `--out`; other settings than `--families`, `--arms` and `--seeds` need another one.
+1, and is audited with its first seed; `--shape "tree 20"` has EAGLE-3 draft trees by confidence instead. Gains are
+paired: the same seed, the same prompt. What was trained or measured is kept in `--out`; other settings than
+`--families`, `--arms` and `--seeds` need another one.
 
     python benchmarks/draft_weights.py --out runs/draft-weights
     python benchmarks/draft_weights.py --out runs/draft-weights --seeds 0,1,2 --json draft-weights.json
-    python benchmarks/draft_weights.py --out runs/draft-weights-mtp --families MTP --arms shipped,on-policy
+    python benchmarks/draft_weights.py --out runs/draft-weights-trees --shape "tree 20" --families EAGLE-3 \
+        --arms "shipped,shipped x 1.5,accepted length,accepted length of siblings"
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from draftsmith.benchmarks.common.runs import (
     settings_of,
     trained,
 )
-from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES, Family
+from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES, SHAPES, Family
 from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.eval.config import EvalConfig
@@ -57,7 +59,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "on-policy": LK | {"objective.positions": "on-policy"},
     "accepted length": LENGTH | {"objective.positions": "accepted"},
     "accepted length on-policy": LENGTH | {"objective.positions": "on-policy"},
+    "accepted length of siblings": LENGTH | {"objective.positions": "accepted", "objective.siblings": 4},
 }
+OF_TREES = ("accepted length of siblings",)
+"""Arms that have to be asked for."""
 OF_RECIPES: dict[str, dict[str, Any]] = {
     "eagle3-tiny": {"eagle3.ce": 0.0},
     "distill-tiny": {"objective.from_kl_share": 0.0},  # the start has learnt already
@@ -73,6 +78,7 @@ WHAT = {
     "on-policy": "`lk_lambda` alone, `on-policy`",
     "accepted length": "`tv` alone, `accepted`",
     "accepted length on-policy": "`tv` alone, `on-policy`",
+    "accepted length of siblings": "`tv` alone, `accepted`, 4 siblings",
 }
 Measured = dict[str, Any]
 
@@ -143,7 +149,7 @@ def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
     """Sums of every prompt by temperature, and the audit."""
     run = train(family, arm, args)
     target = load_target(load_recipe(family.recipe, args.set).recipe.target.path)
-    drafter = family.shapes["chain"](run / "drafter", target)
+    drafter = family.shapes[args.shape](run / "drafter", target)
     config = EvalConfig(
         prompts=args.prompts,
         limit=args.limit,
@@ -197,7 +203,8 @@ def assembled(measured: dict[tuple[str, str], list[Measured]], args: argparse.Na
         drafters=drafter_weights(drafters),
         setup=f"{args.start_steps} steps of the recipe, shared by all arms of a seed, then {args.steps} of "
         f"{args.batch_rows} rows in the target's own words at temperature 1; {args.limit} held-out prompts of "
-        f"{args.prompts}, {args.max_new_tokens} new tokens ({args.draws} draws at T = 1), a chain of {DEPTH}.",
+        f"{args.prompts}, {args.max_new_tokens} new tokens ({args.draws} draws at T = 1), a {args.shape} of depth "
+        f"{DEPTH}.",
         intervals="95 % bootstrap intervals over prompts, the same ones for every seed; gains paired",
         audit={
             "verdict": "of each row, its first seed; the others draft by the same code",
@@ -243,11 +250,12 @@ def along_text(run: Path) -> list[float]:
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__, out="runs/draft-weights")
     parser.add_argument("--families", type=names_of(CHOSEN), default=list(CHOSEN))
-    parser.add_argument("--arms", type=names_of(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", type=names_of(ARMS), default=[arm for arm in ARMS if arm not in OF_TREES])
     parser.add_argument("--start-steps", type=int, default=250)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--answers", type=int, default=1200, help="rows that the target writes")
+    parser.add_argument("--shape", default="chain", choices=SHAPES, help="in which a family drafts")
     parser.add_argument("--draws", type=int, default=2, help="decodes of a prompt at T = 1")
     add_decoding(parser, limit=32)
     add_audit(parser, tokens=1_000, sequences=20_000)

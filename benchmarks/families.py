@@ -45,7 +45,7 @@ from draftsmith.benchmarks.common.runs import (
     settings_of,
     trained,
 )
-from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES, NODES, Family, with_shapes
+from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES, SHAPES, Family, with_shapes
 from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
@@ -178,7 +178,6 @@ def eval_config(args: argparse.Namespace) -> EvalConfig:
 
 # ---- the record -------------------------------------------------------------------------------
 
-SHAPES = ("chain", *(f"tree {nodes}" for nodes in NODES))
 WIDEST = SHAPES[-1]
 BESIDE_BLOCKS = "EAGLE-3"
 FORMATS = {"n_alpha": ".2f", "untrained_chain": ".2f", "sees": ".3f", "seconds": ".0f", "steps": ".0f"}

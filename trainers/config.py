@@ -228,6 +228,9 @@ class ObjectiveConfig(Section):
     is what a draft adds to the expected accepted length by the target's distributions: with `tv` alone that length is
     the objective. `on-policy` counts a draft as often as decoding's own drafts get there, of rows that the target has
     written at temperature 1: with `tv` alone the accepted length of the drafter's own drafts is the objective."""
+    siblings: int = Field(1, ge=1, le=1_000)
+    """How many tokens are drafted for a place, as the children of a node in a tree: for `tv`, `lk_alpha`, `lk_lambda`
+    and `positions` the text goes on where one of so many draws is kept. 1: a chain. Not for `on-policy`."""
     pace_floor: float | None = Field(None, ge=0, le=1)
     """The probability with which a token counts for these weights that the draft gives none, so that far positions
     learn from the first step; empty: 0.5 for `d-pace`, else 0."""
@@ -237,6 +240,15 @@ class ObjectiveConfig(Section):
     chunk: int | None = Field(None, ge=1)
     """Positions whose full-vocabulary logits exist at the same time; less memory when small. Empty: 256, and fewer
     where the vocabulary has more than 65,536 tokens (64 of 262,144)."""
+
+    @model_validator(mode="after")
+    def _its_own_drafts_are_chains(self) -> Self:
+        if self.siblings > 1 and self.positions == "on-policy":
+            raise ValueError(
+                f"siblings is {self.siblings} and positions is on-policy, whose weights are those of chains; "
+                "set siblings to 1, or positions to accepted"
+            )
+        return self
 
 
 class OptimizerConfig(Section):

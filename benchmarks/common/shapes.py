@@ -22,6 +22,7 @@ from draftsmith.drafters.registry import load_drafter
 DEPTH = 4  # drafted tokens of a chain, depth of every tree
 CHAIN = [[0] * depth for depth in range(1, DEPTH + 1)]
 NODES = (DEPTH + 1, 20)  # of the trees; the first verifies as many tokens as the chain
+SHAPES = ("chain", *(f"tree {nodes}" for nodes in NODES))
 
 CHILDREN = 10  # of a node at most, in trees by confidence
 

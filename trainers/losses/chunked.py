@@ -29,7 +29,7 @@ from ...drafters.layers.static import StaticParts, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from ..config import chunk_of
 from .buckets import behind, lengthened
-from .mix import PASSED, Passed, label_kept
+from .mix import Passed, label_kept
 from .mix import cross_entropy as label_entropy
 
 _PAYS = 4
@@ -378,7 +378,7 @@ def _passed(
 ) -> Tensor:
     """What is asked of every draft, fp32 [P], or [P, 2] of `kept`, a chunk of logits at a time."""
     compute = compute_dtype(hidden_PH)
-    passed_P = torch.zeros(len(hidden_PH), *([2] if asked == "kept" else []), device=hidden_PH.device)
+    passed_P = torch.zeros(len(hidden_PH), *([2] if asked.what == "kept" else []), device=hidden_PH.device)
     with torch.autocast(hidden_PH.device.type, enabled=False):
         projection = projection.in_dtype(compute)
         for part in _parts(len(hidden_PH), chunk):
@@ -387,7 +387,7 @@ def _passed(
                 product_CV += added.part(part, compute)
             logits_CV = projection.shaping(product_CV)
             outputs = None if teacher is None else teacher.outputs(part, logits_CV.shape[-1])
-            passed_P[part] = PASSED[asked](logits_CV, outputs, label_P[part])
+            passed_P[part] = asked(logits_CV, outputs, label_P[part])
     return passed_P
 
 

@@ -14,6 +14,8 @@ compare two distributions of the same tokens, and want p renormalised.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,29 +55,41 @@ def jsd(log_p_CV: Tensor, log_q_CV: Tensor, beta: float) -> Tensor:
     return (beta * p_CV * (log_p_CV - log_mean_CV) + (1 - beta) * q_CV * (log_q_CV - log_mean_CV)).sum(-1)
 
 
-def overlap(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
+def overlap(log_p_CV: Tensor, log_q_CV: Tensor, siblings: int = 1) -> Tensor:
     """alpha = sum_v min(p, q): the probability that a token drawn from q is accepted.
 
-    Leviathan et al. 2023 (2211.17192), theorem 3.5.
+    Leviathan et al. 2023 (2211.17192), theorem 3.5. Of several siblings, drawn from q, sum_v min(p, 1 - (1 - q)^k):
+    a lossless rule keeps a token at most as often as the target says it, and as it is drawn at all. One sibling
+    reaches that, and any number of them where p is one token.
     """
-    return torch.minimum(log_p_CV, log_q_CV).exp().sum(-1)
+    if siblings == 1:
+        return torch.minimum(log_p_CV, log_q_CV).exp().sum(-1)
+    return torch.minimum(log_p_CV.exp(), drawn(log_q_CV.exp(), siblings)).sum(-1)
 
 
-def total_variation(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
-    """1 - alpha. TVD of DistillSpec: half the sum of |p - q| when p sums to 1.
+def drawn(q_CV: Tensor, siblings: int) -> Tensor:
+    """1 - (1 - q)^k: how likely each token is among so many that are drawn from q."""
+    if siblings == 1:
+        return q_CV
+    # log(1 - q) of a q of 1 has no gradient that could be multiplied by 0
+    return -torch.expm1(siblings * torch.log1p(-q_CV.clamp_max(1 - torch.finfo(q_CV.dtype).eps)))
+
+
+def total_variation(log_p_CV: Tensor, log_q_CV: Tensor, siblings: int = 1) -> Tensor:
+    """1 - alpha. TVD of DistillSpec: half the sum of |p - q| when p sums to 1 and there is one sibling.
 
     A draft from scratch learns little from it: where p and q hardly overlap, the gradient is small.
     Begin with a KL (`ramp.py`).
     """
-    return 1 - overlap(log_p_CV, log_q_CV)
+    return 1 - overlap(log_p_CV, log_q_CV, siblings)
 
 
-def lk_alpha(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
+def lk_alpha(log_p_CV: Tensor, log_q_CV: Tensor, siblings: int = 1) -> Tensor:
     """-log alpha, whose gradient is that of TV, divided by alpha. Samarin et al. 2026 (2602.23881).
 
     Kept in logarithms, so that an alpha too small for fp32 still has a gradient.
     """
-    return -_finite(torch.minimum(log_p_CV, log_q_CV)).logsumexp(-1)
+    return -_finite(torch.minimum(log_p_CV, _log_drawn(log_q_CV, siblings))).logsumexp(-1)
 
 
 def lk_lambda(kl_C: Tensor, tv_C: Tensor, eta: float) -> Tensor:
@@ -105,6 +119,15 @@ def top_k_cross_entropy(p_CV: Tensor, log_q_CV: Tensor, tokens: int) -> Tensor:
     """- sum of p log q over the `tokens` likeliest of p, as they are. HASS (2408.15766)."""
     best_CK = likeliest(p_CV, tokens)
     return surprises(p_CV.gather(-1, best_CK), log_q_CV.gather(-1, best_CK)).sum(-1)
+
+
+def _log_drawn(log_q_CV: Tensor, siblings: int) -> Tensor:
+    """log `drawn`, also where q is too small for fp32: k q, but for a part in a million."""
+    if siblings == 1:
+        return log_q_CV
+    q_CV = log_q_CV.exp()
+    large_CV = drawn(q_CV, siblings).clamp_min(torch.finfo(q_CV.dtype).tiny).log()
+    return torch.where(siblings * q_CV < 1e-6, log_q_CV + math.log(siblings), large_CV)
 
 
 def _finite(log_CV: Tensor) -> Tensor:

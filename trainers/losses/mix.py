@@ -90,6 +90,7 @@ class Mix:
     lk_eta: float = 3.0
     top_k: float = 0.0
     top_k_tokens: int = 10
+    siblings: int = 1
     teacher_top_k: int | None = None
 
     @classmethod
@@ -108,6 +109,7 @@ class Mix:
             lk_eta=objective.lk_eta,
             top_k=objective.top_k,
             top_k_tokens=objective.top_k_tokens,
+            siblings=objective.siblings,
             teacher_top_k=objective.teacher_top_k,
         )
 
@@ -234,11 +236,12 @@ class Mix:
         return sum(others, start=first)
 
 
-def acceptance(draft_CU: Tensor, target: Tensor | OfTarget) -> Tensor:
-    """sum_v min(p, q) by logits of the draft and of the target as it is, [C]."""
+def acceptance(draft_CU: Tensor, target: Tensor | OfTarget, siblings: int = 1) -> Tensor:
+    """sum_v min(p, q) by logits of the draft and of the target as it is, [C]; of siblings as `divergences.overlap`."""
+    drawn_CU = d.drawn(draft_CU.softmax(-1), siblings)
     if isinstance(target, OfTarget):
-        return torch.minimum(draft_CU.softmax(-1), target.p_CU * target.share_C[:, None]).sum(-1)
-    return torch.minimum(draft_CU.softmax(-1), target.softmax(-1)).sum(-1)
+        return torch.minimum(drawn_CU, target.p_CU * target.share_C[:, None]).sum(-1)
+    return torch.minimum(drawn_CU, target.softmax(-1)).sum(-1)
 
 
 def label_kept(draft_CU: Tensor, target: Tensor | OfTarget, label_C: Tensor) -> Tensor:
@@ -260,15 +263,21 @@ def label_log_p(logits_CV: Tensor, label_C: Tensor) -> Tensor:
     return logits_CV.gather(-1, label_C.clamp_min(0)[:, None])[:, 0] - logits_CV.logsumexp(-1)
 
 
-Passed = Literal["label_q", "alpha", "kept"]
-PASSED: dict[Passed, Callable[[Tensor, Any, Tensor], Tensor]] = {
-    "label_q": lambda draft_CU, _target, label_C: label_log_p(draft_CU, label_C).exp() * (label_C >= 0),
-    "alpha": lambda draft_CU, target, _label_C: acceptance(draft_CU, target),
-    "kept": lambda draft_CU, target, label_C: torch.stack(
-        (acceptance(draft_CU, target), label_kept(draft_CU, target, label_C)), 1
-    ),
-}
-"""How likely a draft is accepted: the text's own token; any, sum_v min(p, q); that, and `label_kept`, [C, 2]."""
+@dataclass(frozen=True)
+class Passed:
+    """How likely a draft is accepted, as the weights of positions ask for it (`pace.py`)."""
+
+    what: Literal["label_q", "alpha", "kept"]
+    """The text's own token; any, sum_v min(p, q); that, and `label_kept`, [C, 2]."""
+    siblings: int = 1
+    """Tokens that are drawn for a place, of the first two."""
+
+    def __call__(self, draft_CU: Tensor, target: Any, label_C: Tensor) -> Tensor:
+        """[C] or [C, 2], by logits."""
+        if self.what == "label_q":
+            return d.drawn(label_log_p(draft_CU, label_C).exp() * (label_C >= 0), self.siblings)
+        alpha_C = acceptance(draft_CU, target, self.siblings)
+        return alpha_C if self.what == "alpha" else torch.stack((alpha_C, label_kept(draft_CU, target, label_C)), 1)
 
 
 def cross_entropy(draft_CU: Tensor, label_C: Tensor) -> Tensor:
@@ -281,11 +290,13 @@ DIVERGENCES: dict[str, Callable[[Mix, Distributions], Tensor]] = {
     "kl": lambda mix, distributions: d.forward_kl(distributions.log_p_CU, distributions.log_q_CU),
     "reverse_kl": lambda mix, distributions: d.reverse_kl(distributions.log_p_CU, distributions.log_q_CU),
     "jsd": lambda mix, distributions: d.jsd(distributions.log_p_CU, distributions.log_q_CU, mix.jsd_beta),
-    "tv": lambda mix, distributions: d.total_variation(distributions.log_part_CU, distributions.log_q_CU),
-    "lk_alpha": lambda mix, distributions: d.lk_alpha(distributions.log_part_CU, distributions.log_q_CU),
+    "tv": lambda mix, distributions: d.total_variation(
+        distributions.log_part_CU, distributions.log_q_CU, mix.siblings
+    ),
+    "lk_alpha": lambda mix, distributions: d.lk_alpha(distributions.log_part_CU, distributions.log_q_CU, mix.siblings),
     "lk_lambda": lambda mix, distributions: d.lk_lambda(
         d.forward_kl(distributions.log_p_CU, distributions.log_q_CU),
-        d.total_variation(distributions.log_part_CU, distributions.log_q_CU),
+        d.total_variation(distributions.log_part_CU, distributions.log_q_CU, mix.siblings),
         mix.lk_eta,
     ),
     "top_k": lambda mix, distributions: d.top_k_cross_entropy(

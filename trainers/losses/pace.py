@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -150,14 +150,14 @@ class DraftPace:
         """None where the weights are fixed."""
         if objective.positions == "geometric":
             return None
-        asks: Passed = _ASKS[objective.positions]
+        asks = Passed(_ASKS[objective.positions], objective.siblings)
         floor = objective.pace_floor
-        return cls(asks, (0.5 if asks == "label_q" else 0.0) if floor is None else floor, objective.tv)
+        return cls(asks, (0.5 if asks.what == "label_q" else 0.0) if floor is None else floor, objective.tv)
 
     @property
     def by_target(self) -> bool:
         """Whether by the target's distributions; else by the text's own tokens alone."""
-        return self.asks != "label_q"
+        return self.asks.what != "label_q"
 
     def __call__(self, passed_P: Tensor, anchor_P: Tensor, draft_P: Tensor, counts: tuple[int, int]) -> Tensor:
         """What each draft counts in the loss, [P]; by `reached` [P, 2], as `ChunkedLoss` takes it.
@@ -168,16 +168,16 @@ class DraftPace:
         return paced(passed_P, anchor_P, draft_P, counts, self._weights)
 
     def _weights(self, passed_AJ: Tensor, known_AJ: Tensor) -> Tensor:
-        if self.asks == "label_q":
+        if self.asks.what == "label_q":
             return d_pace(passed_AJ, known_AJ, self.floor)
-        if self.asks == "alpha":
+        if self.asks.what == "alpha":
             return length_gain(passed_AJ, known_AJ, self.floor)
         alpha_AJ, kept_AJ = passed_AJ.unbind(-1)
         weight_AJ, gain_AJ = reached(alpha_AJ, kept_AJ, known_AJ, self.floor)
         return torch.stack((weight_AJ, self.tv * gain_AJ), -1)
 
 
-_ASKS: dict[str, Passed] = {"d-pace": "label_q", "accepted": "alpha", "on-policy": "kept"}
+_ASKS: dict[str, Literal["label_q", "alpha", "kept"]] = {"d-pace": "label_q", "accepted": "alpha", "on-policy": "kept"}
 
 
 def geometric(draft: _Draft, decay: float, *, sum_of: int = 0) -> _Draft | None:

@@ -18,7 +18,7 @@ from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
-from draftsmith.trainers.losses.mix import Mix, OfTarget, drafted
+from draftsmith.trainers.losses.mix import Mix, OfTarget, Passed, drafted
 from draftsmith.trainers.losses.pace import DraftPace, length_gain, reached
 from draftsmith.trainers.method_config import (
     BlockConfig,
@@ -96,13 +96,42 @@ def test_the_length_is_what_decoding_accepts_and_its_gradient_goes_through_all_f
     eye.weight.data = torch.eye(V)
     teacher = Teacher(p_JV.log().float(), ChunkedLoss(eye, Mix(tv=1.0), chunk=2).whole)
     label, states = torch.zeros(J, dtype=torch.long), hidden.float()
-    alpha, terms = module(states, label, teacher, only="alpha")
+    alpha, terms = module(states, label, teacher, only=Passed("alpha"))
     assert (terms, alpha.requires_grad) == ({}, False)
     known = torch.ones(1, J, dtype=torch.bool)
     assert float(expected_length(alpha[None], known)) == pytest.approx(wanted_E.item(), rel=1e-5)
     loss, _ = module(states, label, teacher, length_gain(alpha[None], known, 0.0)[0])
     (ours,) = torch.autograd.grad(loss, head.weight)
     torch.testing.assert_close(-ours.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_siblings_are_asked_for_as_they_are_weighed(part: bool) -> None:
+    """One of three draws: what the weights are made of, what is minimised and what a draw is, by the definition."""
+    objective = ObjectiveConfig(chunk=2, kl=0.0, tv=1.0, positions="accepted", siblings=3)
+    pace, mix = DraftPace.of(objective), Mix.of(objective)
+    assert pace is not None
+    V, J, ids = 6, 4, torch.tensor([0, 2, 3, 5]) if part else torch.arange(6)
+    g = torch.Generator().manual_seed(0)
+    head, eye = nn.Linear(3, len(ids), bias=False), nn.Linear(V, V, bias=False)
+    head.weight.data, eye.weight.data = torch.randn(len(ids), 3, generator=g), torch.eye(V)
+    states, logits = torch.randn(J, 3, generator=g), torch.randn(J, V, generator=g)
+    cut = partial(OfTarget.of, ids_U=ids, mix=mix) if part else None
+    teacher = Teacher(logits, ChunkedLoss(eye, mix, chunk=2).whole, cut=cut)
+    label, q, p = torch.tensor([0, 1, 0, 2]), head(states).softmax(-1), logits.softmax(-1)[:, ids]
+    wanted = torch.minimum(p, 1 - (1 - q) ** 3).sum(-1)
+    module = ChunkedLoss(head, mix, chunk=2)
+    torch.testing.assert_close(module(states, label, teacher, only=pace.asks)[0], wanted)
+    torch.testing.assert_close(module(states, label, teacher)[0], (1 - wanted).sum())
+    chain = module(states, label, teacher)[1]["alpha"]  # what is reported stays that of one draw
+    torch.testing.assert_close(chain, torch.minimum(p, q).sum().detach())
+    told = module(states, label, teacher, only=Passed("label_q", 3))[0]
+    torch.testing.assert_close(told, 1 - (1 - q[torch.arange(J), label]) ** 3)
+
+
+def test_its_own_drafts_are_chains() -> None:
+    with pytest.raises(ValueError, match="siblings is 2 and positions is on-policy"):
+        ObjectiveConfig(positions="on-policy", siblings=2)
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,7 +189,7 @@ def test_texts_of_the_target_say_what_becomes_of_the_drafters_own_drafts(own: bo
     eye = nn.Linear(V, V, bias=False)
     eye.weight.data = torch.eye(V)
     whole = ChunkedLoss(eye, mix, chunk=2).whole
-    pace = DraftPace("kept", 0.0, tv=1.0)
+    pace = DraftPace(Passed("kept"), 0.0, tv=1.0)
     total, gradient = 0.0, torch.zeros_like(head.weight)
     for text in product(range(V), repeat=J):  # every text of the target, by its probability
         behind = [text[:j] for j in range(J)]
@@ -172,7 +201,7 @@ def test_texts_of_the_target_say_what_becomes_of_the_drafters_own_drafts(own: bo
             cut=partial(OfTarget.of, ids_U=ids_U, mix=mix) if own else None,
         )
         label = drafted(torch.tensor(text), ids_U)
-        passed, _ = module(states, label, teacher, only="kept")
+        passed, _ = module(states, label, teacher, only=Passed("kept"))
         share = pace(passed, torch.zeros(J, dtype=torch.long), torch.arange(J), (1, J))
         alpha, kept = passed.unbind(1)
         total += chance * float(expected_length(alpha[None], torch.ones(1, J, dtype=torch.bool), kept[None]))
@@ -232,15 +261,26 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tensor]:
     return lambda: seen[-1]
 
 
-@pytest.mark.parametrize("positions", ["accepted", "on-policy"])
-@pytest.mark.parametrize("name", CASES)
+WEIGHED = [
+    *((name, positions, 1) for name in CASES for positions in ("accepted", "on-policy")),
+    *((name, "accepted", 3) for name in ("distill", "eagle3", "mtp", "dflash")),
+]
+
+
+@pytest.mark.parametrize(("name", "positions", "siblings"), WEIGHED)
 def test_the_loss_of_a_family_has_the_gradient_of_its_accepted_length(
-    name: str, positions: Literal["accepted", "on-policy"], target: Backbone, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    positions: Literal["accepted", "on-policy"],
+    siblings: int,
+    target: Backbone,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By finite differences along the gradient, over all weights of the drafter at once."""
     method, sections = CASES[name]
     torch.manual_seed(0)
-    length_config = ObjectiveConfig(chunk=5, kl=0.0, tv=1.0, positions=positions, draft_length=3, from_kl_share=0.0)
+    length_config = ObjectiveConfig(
+        chunk=5, kl=0.0, tv=1.0, positions=positions, siblings=siblings, draft_length=3, from_kl_share=0.0
+    )
     goal = build(method, target.model, **sections, objective=length_config)
     for number, weight in enumerate(goal.draft().parameters()):  # what begins as zeros or as the target's learns apart
         weight.data += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
@@ -266,7 +306,7 @@ def test_the_loss_of_a_family_has_the_gradient_of_its_accepted_length(
     gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
     size = float(sum(each.double().pow(2).sum() for each in gradients)) ** 0.5
     assert size > 1e-2
-    step, ends = 0.02 / size, []
+    step, ends = 0.005 / size, []
     for sign in (1, -2):
         for weight, gradient in zip(parameters, gradients, strict=True):
             weight.data -= sign * step * gradient / size
@@ -282,11 +322,11 @@ def test_a_text_is_drafts_behind_every_place_of_it() -> None:
         "loss_mask": torch.tensor([[False, True, True, False, True, True]]),
         "documents": torch.tensor([[0, 0, 0, 1, 1, 1]]),
     }
-    weights = as_chains(torch.tensor([0.5, 0.4, 0.3, 0.2]), batch, 2, DraftPace("alpha", 0.0))
+    weights = as_chains(torch.tensor([0.5, 0.4, 0.3, 0.2]), batch, 2, DraftPace(Passed("alpha"), 0.0))
     # the first draft of a document: 1 + the second's alpha; the second: of the first's alpha, and first of its own
     assert weights.tolist() == pytest.approx([1.4, 1.5, 1.2, 1.3])
     alpha_kept = torch.tensor([[0.5, 0.1], [0.4, 0.9], [0.3, 0.2], [0.2, 0.8]])
-    weights = as_chains(alpha_kept, batch, 2, DraftPace("kept", 0.0, tv=2.0))
+    weights = as_chains(alpha_kept, batch, 2, DraftPace(Passed("kept"), 0.0, tv=2.0))
     # reached: always as a first draft, and as a second where the first is kept; gained: the second's alpha, times tv
     assert weights.flatten().tolist() == pytest.approx([1.0, 0.8, 1.1, 0.0, 1.0, 0.4, 1.2, 0.0])
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from draftsmith.drafters.projection import Projection, Shaping
 from draftsmith.trainers.config import chunk_of
 from draftsmith.trainers.losses.chunked import Added, ChunkedLoss, Teacher, _parts, cross_entropy
-from draftsmith.trainers.losses.mix import Mix
+from draftsmith.trainers.losses.mix import Mix, Passed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -140,7 +140,7 @@ def test_a_bias_a_scale_and_a_cap(frozen: tuple[str, ...], scale: float, cap: fl
         wanted = torch.autograd.grad(whole, list(given.values()))
         for ours, theirs in zip(torch.autograd.grad(loss, list(given.values())), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    q_P, _ = ChunkedLoss(head, Mix(1.0, 0.0), chunk=5, shaping=shaping)(hidden, label, only="label_q")
+    q_P, _ = ChunkedLoss(head, Mix(1.0, 0.0), chunk=5, shaping=shaping)(hidden, label, only=Passed("label_q"))
     torch.testing.assert_close(q_P, draft.softmax(-1).gather(-1, label[:, None])[:, 0].detach())
 
 
@@ -161,7 +161,7 @@ def test_a_second_product_is_added_to_the_head_s(chunk: int) -> None:
     leaves = (hidden, given, low)
     for mine, plain in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(wanted, leaves), strict=True):
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-5)
-    q_P, _ = module(hidden, label, added=added, only="label_q")
+    q_P, _ = module(hidden, label, added=added, only=Passed("label_q"))
     torch.testing.assert_close(q_P, logits.softmax(-1)[range(P), label].detach())
     nothing, terms = module(hidden[:0], label[:0], added=Added(given[:0], low))
     assert (float(nothing.detach()), terms) == (0.0, {})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 from draftsmith.trainers.losses import divergences as d
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 from torch import Tensor
 
-BETA, ETA, TOKENS = 0.3, 3.0, 3
+BETA, ETA, TOKENS, SIBLINGS = 0.3, 3.0, 3, 3
 ROWS = 4
 Of = Callable[[Tensor, Tensor], Tensor]
 
@@ -22,6 +24,8 @@ OURS: dict[str, Of] = {
     "jsd": lambda log_p, log_q: d.jsd(log_p, log_q, BETA),
     "total_variation": d.total_variation,
     "lk_alpha": d.lk_alpha,
+    "total_variation of siblings": lambda log_p, log_q: d.total_variation(log_p, log_q, SIBLINGS),
+    "lk_alpha of siblings": lambda log_p, log_q: d.lk_alpha(log_p, log_q, SIBLINGS),
     "lk_lambda": lambda log_p, log_q: d.lk_lambda(d.forward_kl(log_p, log_q), d.total_variation(log_p, log_q), ETA),
     "soft_cross_entropy": lambda log_p, log_q: d.surprises(log_p.exp(), log_q).sum(-1),
     "top_k": lambda log_p, log_q: d.top_k_cross_entropy(log_p.exp(), log_q, TOKENS),
@@ -47,6 +51,11 @@ def by_definition(name: str, p: list[float], q: list[float]) -> float:
         return math.fsum(abs(x - y) for x, y in zip(p, q, strict=True)) / 2
     if name == "lk_alpha":
         return -math.log(alpha)
+    if name.endswith("siblings"):
+        # 1 - (1 - y)^k without taking what is small from 1: the draw that is it first
+        first = (math.fsum(y * (1 - y) ** n for n in range(SIBLINGS)) for y in q)
+        among = math.fsum(map(min, p, first))
+        return 1 - among if name.startswith("total") else -math.log(among)
     if name == "lk_lambda":
         share = math.exp(-ETA * alpha)
         return share * plogratio(p, q) + (1 - share) * (1 - alpha)
@@ -60,6 +69,7 @@ def naive(name: str, p: Tensor, q: Tensor) -> Tensor:
     """The same in fp64 tensors without care, for gradients; no token is ruled out here."""
     alpha = torch.minimum(p, q).sum(-1)
     kl, variation = (p * (p / q).log()).sum(-1), (p - q).abs().sum(-1) / 2
+    among = torch.minimum(p, sum(q * (1 - q) ** n for n in range(SIBLINGS))).sum(-1)
     if name == "jsd":
         mean = BETA * p + (1 - BETA) * q
         return (BETA * p * (p / mean).log() + (1 - BETA) * q * (q / mean).log()).sum(-1)
@@ -74,6 +84,8 @@ def naive(name: str, p: Tensor, q: Tensor) -> Tensor:
         "reverse_kl": (q * (q / p).log()).sum(-1),
         "total_variation": variation,
         "lk_alpha": -alpha.log(),
+        "total_variation of siblings": 1 - among,
+        "lk_alpha of siblings": -among.log(),
         "soft_cross_entropy": -(p * q.log()).sum(-1),
     }[name]
 
@@ -102,6 +114,8 @@ def test_values_and_gradients(name: str, given: tuple[Tensor, Tensor, Tensor]) -
     low = float("-inf")
     log_ratio = torch.sub(*(each.double().masked_fill(out, low).log_softmax(-1) for each in (target, draft)))
     assume(float(log_ratio[~out].abs().min()) > 1e-5)  # at p = q, min(p, q) has no gradient
+    p, q = (each.double().masked_fill(out, low).softmax(-1) for each in (target, draft))
+    assume(float((p / (1 - (1 - q) ** SIBLINGS)).log()[~out].abs().min()) > 1e-5)
     ours_q = draft.masked_fill(out, low).requires_grad_()
     log_p = target.masked_fill(out, low).log_softmax(-1)
     ours = OURS[name](log_p, ours_q.log_softmax(-1))
@@ -142,10 +156,34 @@ def test_tokens_that_one_alone_rules_out_break_nothing(name: str, who: str) -> N
     (gradient,) = torch.autograd.grad(ours.sum(), both["draft"])
     assert not ours.isnan().any()
     assert gradient.isfinite().all()
-    if name in ("jsd", "total_variation"):
+    if name == "jsd" or name.startswith("total_variation"):
         p, q = log_p.double().exp().tolist(), log_q.double().exp().detach().tolist()
         wanted = [by_definition(name, *each) for each in zip(p, q, strict=True)]
         assert ours.tolist() == pytest.approx(wanted, abs=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(0, 10_000))
+def test_no_rule_keeps_one_of_several_draws_more_often(V: int, siblings: int, seed: int) -> None:
+    """The best rule of all, by linear programming: which token is said behind which draws, so often as the target says
+    it. With one draw, and where the target is certain, it is reached."""
+    g = torch.Generator().manual_seed(seed)
+    p, q = (torch.randn(V, generator=g, dtype=torch.float64).mul(2).softmax(-1) for _ in range(2))
+    if seed % 3 == 0:
+        p = torch.eye(V, dtype=torch.float64)[seed % V]
+    drafts = list(product(range(V), repeat=siblings))
+    cells = [(draft, x) for draft in drafts for x in range(V)]
+    said = [[float(x == v) for _, x in cells] for v in range(V)]
+    behind = [[float(each == draft) for each, _ in cells] for draft in drafts]
+    often = [math.prod(float(q[x]) for x in draft) for draft in drafts]
+    kept = [-float(x in draft) for draft, x in cells]
+    # the last of what the target says follows from the others
+    best = -linprog(kept, A_eq=said[1:] + behind, b_eq=[*p.tolist()[1:], *often]).fun
+    ours = float(d.overlap(p.log(), q.log(), siblings))
+    assert ours >= best - 1e-9
+    assert ours <= 1 + 1e-9
+    if siblings == 1 or seed % 3 == 0:
+        assert ours == pytest.approx(best, abs=1e-9)
 
 
 def test_distributions_without_a_common_token() -> None:

@@ -24,7 +24,7 @@ from draftsmith.trainers.heads import HeadLoss, last_states_of
 from draftsmith.trainers.hydra import head_input
 from draftsmith.trainers.losses import draft_vocabulary
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
-from draftsmith.trainers.losses.mix import TERMS, UNKNOWN, Mix
+from draftsmith.trainers.losses.mix import TERMS, UNKNOWN, Mix, Passed
 from draftsmith.trainers.losses.pace import geometric
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig, MedusaConfig
 from draftsmith.trainers.spine import run
@@ -429,7 +429,7 @@ def test_what_the_draft_says_of_labels() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftsmith.drafters.projection.F.linear", spy)
-        label_q, terms = chunked(hidden, label, only="label_q")
+        label_q, terms = chunked(hidden, label, only=Passed("label_q"))
     assert (max(sizes), sum(sizes)) == (5, P)
     assert (terms, label_q.requires_grad) == ({}, False)
     wanted = head(hidden).softmax(-1).gather(-1, label.clamp_min(0)[:, None])[:, 0].detach()
