@@ -59,6 +59,8 @@ ARMS = {
     "averaged": "answers, `loop.ema` .98",
     "scratch": "answers alone, from scratch",
 }
+OF_RECIPES: dict[str, dict[str, Any]] = {"distill-tiny": {"objective.from_kl_share": 0.0}}
+"""Of those that go on: the start has learnt already."""
 Measured = dict[str, Any]
 
 
@@ -137,8 +139,7 @@ def train(family: Family, arm: str, args: argparse.Namespace) -> Path:
     kinds = [*SETS] if arm == "both" else ["questions"]
     values: dict[str, Any] = {"data.source": rows_of(kinds, args), "loop.steps": args.steps}
     if arm != "scratch":
-        # the start has learnt already
-        values |= {"model.start_from": start / "drafter", "objective.from_kl_share": 0.0}
+        values |= {"model.start_from": start / "drafter", **OF_RECIPES.get(family.recipe, {})}
     values |= {"smaller rate": {"optimizer.lr": rate / 4}, "averaged": {"loop.ema": 0.98}}.get(arm, {})
     return run_of(family, arm, values, args)
 

@@ -101,7 +101,7 @@ BENCHMARKS = {
         "--target-set loop.batch_rows=2 --target-set loop.micro_rows=2 --target-set data.limit_rows=40"
     ),
     "benchmarks/warm_starts.py": (
-        "--families 'distilled draft' --arms before,both,averaged --target-steps 1 --start-steps 1 --steps 1 --rows 40 "
+        "--families EAGLE-1 --arms before,both,averaged --target-steps 1 --start-steps 1 --steps 1 --rows 40 "
         "--batch-rows 2 --draws 1 --limit 2 --max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000 "
         "--set data.sequence_length=64 --set loop.validate_rows=2 --target-set loop.batch_rows=2 "
         "--target-set loop.micro_rows=2 --target-set data.limit_rows=40"
