@@ -90,7 +90,8 @@ class TargetIdentity:
                     "Use the target it was trained for, or train a drafter for this one"
                     + (hint if field == "tokenizer" else "")
                 )
-        if self.tuned != target.tuned and not any_states:
+        # a drafter of others does not say of which weights it is
+        if self.tuned != target.tuned and self.tokenizer is not None and not any_states:
             raise RequestError(
                 f"the drafter {drafter} was made for target {self.name!r} {_version(self)}; this "
                 f"target {target.name!r} is one {_version(target)}. Use the folder `target` of the "

@@ -26,7 +26,6 @@ LAST_LINES = 40
 MOST_CHARACTERS = 11_000
 """Of the table of all figures: whoever started the run may be shown the last 12,000 alone."""
 MOST_OF_A_RECORD = 1_250
-LEFT_BEHIND = (".git", ".venv*", ".wheels", "__pycache__", ".*_cache", ".hypothesis", "runs", "quickstart", "build")
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,13 @@ def _text(cell: Any, form: str) -> str:
 
 
 def copied_checkout(root: Path, to: Path) -> Path:
-    """A copy as another machine is given it: files alone, wheels by a link."""
-    shutil.copytree(root, to, ignore=shutil.ignore_patterns(*LEFT_BEHIND), symlinks=True)
+    """A copy as another machine is given it: the files that git does not ignore, without git; wheels by a link."""
+    words = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, listed):
+        if (root / name).is_file():  # one may be deleted, and not yet from git
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, to / name, follow_symlinks=False)
     if (root / ".wheels").is_dir():
         (to / ".wheels").symlink_to((root / ".wheels").resolve())
     return to

@@ -185,8 +185,9 @@ def doubt_of(
             f"{served.chosen} sampled answers are missing whose prompts have others: where what they say decides "
             "which ones are refused, those left are another sample"
         )
-    if not found.certain and found.sampled is not None and found.sampled.copies:
-        return _copied(found.sampled.copies)
+    drawn = found.sampled
+    if not found.certain and drawn is not None and drawn.copies and not drawn.whatever_they_share:
+        return _copied(drawn.copies)
     return None
 
 

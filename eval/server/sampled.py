@@ -27,6 +27,7 @@ from ..audit.scores import Scores, ScoreSums
 from .answers import Judgeable
 
 _CHANCE = 1e-9  # that copies of any answer are found where all are draws of their own
+_SURE = 1e-4  # that answers of the target are taken for another law's, whatever they share
 _ROUNDED_SUM = 1e-4  # of a cumulative sum over a vocabulary in fp32, generously
 
 
@@ -63,6 +64,17 @@ class SampledJudgement:
     """What that is for tokens of the target."""
     copies: int = 0
     """Answers that repeat another one of their prompt where draws of their own would not."""
+    log_odds: float = 0.0
+    """Of `log_odds_of` the answers, the logarithm of their mean."""
+
+    @property
+    def whatever_they_share(self) -> bool:
+        """Whether no target writes such answers, not even where they share their random numbers.
+
+        The mean of one likelihood ratio an answer is at most 1 in expectation, however answers depend on each other;
+        by Markov's inequality it is 10,000 or more at most once in 10,000 audits.
+        """
+        return self.log_odds >= -math.log(_SURE)
 
 
 @torch.inference_mode()
@@ -89,7 +101,10 @@ def judge_sampled(
         control.add(each._replace(emitted_M=drawn_M), number)
     nats, expected = (float(np.mean(np.concatenate(each))) for each in (noted.nats, noted.expected))
     repeated = copies([(tuple(p), tuple(w)) for p, w in zip(prompts, written, strict=True)], noted.log_p)
-    return SampledJudgement(own.test(), control.test(), noted.outside, noted.first_outside, nats, expected, repeated)
+    odds = float(np.logaddexp.reduce(noted.log_odds)) - math.log(len(noted.log_odds))
+    return SampledJudgement(
+        own.test(), control.test(), noted.outside, noted.first_outside, nats, expected, repeated, odds
+    )
 
 
 def copies(answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], log_p: Mapping[int, float]) -> int:
@@ -106,6 +121,18 @@ def copies(answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], log_p: Ma
         again = first.setdefault(each, number) != number
         # one of all the others is the same with at most this chance
         found += again and math.log(asked[each[0]]) + log_p.get(number, 0.0) < math.log(_CHANCE / len(answers))
+    return found
+
+
+def log_odds_of(p_MV: Tensor, emitted_M: Tensor) -> list[float]:
+    """log of the tokens' probability under a flatter law, and under a sharper one, over that under p: p^(1/2) and
+    p^(3/2), normalised. A token that p rules out, which is judged apart, says nothing."""
+    p_MV = p_MV.double()
+    log_p_M = p_MV.gather(1, emitted_M[:, None])[:, 0].log()
+    found = []
+    for power in (0.5, 1.5):
+        ratio_M = (power - 1) * log_p_M - p_MV.pow(power).sum(1).log()
+        found.append(float(ratio_M[log_p_M.isfinite()].sum()))
     return found
 
 
@@ -137,11 +164,13 @@ class _Noted:
         self.outside = 0
         self.first_outside: str | None = None
         self.log_p: dict[int, float] = {}
+        self.log_odds: list[float] = []
 
     def add(self, each: Judged, warper: Warper, largest: float) -> None:
         log_p_MV = (each.logits_MV.double() / warper.temperature).log_softmax(-1)
         own_M1 = each.emitted_M[:, None]
         self.log_p[each.answer] = float(each.p_MV.double().gather(1, own_M1).log().sum())
+        self.log_odds += log_odds_of(each.p_MV, each.emitted_M)
         self.nats.append(-log_p_MV.gather(1, own_M1)[:, 0].cpu().numpy())
         self.expected.append(-(each.p_MV * log_p_MV).sum(1).cpu().numpy())
         outside_M = ~_nearly_kept(each.logits_MV.float(), warper, largest).gather(1, own_M1)[:, 0]

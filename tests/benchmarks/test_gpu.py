@@ -273,3 +273,18 @@ def test_wheels_stand_in_for_what_is_missing(
         wheel.writestr(f"{meta}/RECORD", "")
     assert gpu.main([]) == 2
     assert "lacks other;" in capsys.readouterr().err
+
+
+def test_another_machine_is_given_what_git_does_not_ignore(tmp_path: Path) -> None:
+    """By the rules of .gitignore: a folder `runs` of the checkout stays behind, one of the tests goes along."""
+    root = tmp_path / "own"
+    for name in ("a.py", "tests/helpers/runs/b.py", "runs/c.json", "gone.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    (root / ".gitignore").write_text("/runs/\n")
+    for words in (["init", "-q"], ["add", "a.py", "gone.py"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True)
+    (root / "gone.py").unlink()
+    to = gpu_front.copied_checkout(root, tmp_path / "copy")
+    given = {str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()}
+    assert given == {"a.py", "tests/helpers/runs/b.py", ".gitignore"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import read_entry
+from draftsmith.drafters.identity import TargetIdentity
 from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.published.files import files_of
 from draftsmith.drafters.published.forms import FORMS as RECORDS
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from helpers.models.published_forms import FORMS, HIDDEN, Folder, drawn, norm_weight
+from helpers.models.published_forms import FORMS, HIDDEN, VOCABULARY, Folder, drawn, norm_weight
 
 Change = Callable[[Folder], None]
 
@@ -285,3 +287,14 @@ def test_the_page_lists_the_forms_that_are_read() -> None:
     table = page[page.index("| form | family here |") :].split("\n\n")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("| ")]
     assert [(row[0], row[1].strip("`")) for row in rows[1:]] == [(each.title, each.family) for each in RECORDS]
+
+
+def test_a_drafter_of_others_does_not_say_of_which_weights_it_is() -> None:
+    """So it drafts for a target that a run has tuned, where one of ours is refused; sizes have to fit all the same."""
+    theirs = TargetIdentity("another one", None, 32, VOCABULARY, None)
+    tuned = TargetIdentity("mine", None, 32, VOCABULARY, "tokens", tuned="abc")
+    theirs.check_same(tuned, "folder")
+    with pytest.raises(RequestError, match="whose weights no run has changed; this target 'mine' is one as tuned"):
+        replace(theirs, tokenizer="tokens").check_same(tuned, "folder")
+    with pytest.raises(RequestError, match="hidden_size 64"):
+        replace(theirs, hidden_size=64).check_same(tuned, "folder")

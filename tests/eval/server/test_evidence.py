@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
+import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
@@ -13,7 +16,7 @@ from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.answer import Answer
 from draftsmith.eval.server.answers import Judgeable
 from draftsmith.eval.server.evidence import with_ends
-from draftsmith.eval.server.sampled import copies
+from draftsmith.eval.server.sampled import copies, log_odds_of
 
 LIMIT = 16
 
@@ -98,3 +101,28 @@ def test_copies_are_told_from_answers_that_are_likely() -> None:
     assert copies([one, one, two], dict.fromkeys(range(9), -3.0)) == 0
     assert copies([one, one], {0: -20.0, 1: -20.0}) == 0
     assert copies([one, one], {0: -25.0, 1: -25.0}) == 1
+
+
+def test_the_odds_of_an_answer_by_hand() -> None:
+    """p = (.64, .36), powers of it (.8, .6) and (.512, .216); a token that p rules out says nothing."""
+    p = torch.tensor([[0.64, 0.36, 0.0], [0.64, 0.36, 0.0], [0.64, 0.36, 0.0]])
+    flat, sharp = log_odds_of(p, torch.tensor([0, 1, 2]))
+    assert flat == pytest.approx(math.log(0.8 / 1.4 / 0.64) + math.log(0.6 / 1.4 / 0.36))
+    assert sharp == pytest.approx(math.log(0.512 / 0.728 / 0.64) + math.log(0.216 / 0.728 / 0.36))
+
+
+def test_answers_of_the_target_have_odds_of_one_and_others_more() -> None:
+    """Over all answers of three tokens, by their probability: the mean that Markov's inequality needs."""
+    g = torch.Generator().manual_seed(0)
+    p = torch.randn(3, 4, generator=g, dtype=torch.float64).softmax(-1)
+    means = [0.0, 0.0]
+    for answer in product(range(4), repeat=3):
+        chance = math.prod(float(p[at, x]) for at, x in enumerate(answer))
+        for number, odds in enumerate(log_odds_of(p, torch.tensor(answer))):
+            means[number] += chance * math.exp(odds)
+    assert means == pytest.approx([1.0, 1.0])
+    long = p[:1].expand(48, 4)
+    assert max(log_odds_of(long, long.argmin(1))) > 30  # at each place the least likely token
+    assert max(log_odds_of(long, long.argmax(1))) > 5
+    drawn = torch.multinomial(p[0], 48, replacement=True, generator=g)
+    assert max(log_odds_of(long, drawn)) < 9
