@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftsmith.benchmarks.common.acceptance import audited, mean, n_alpha
+from draftsmith.benchmarks.common.acceptance import at_temperatures, audited, mean, n_alpha
 from draftsmith.benchmarks.common.kept import file_name, same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit, add_decoding, by_seed, kept, numbers, parser_of, seconds_of
 from draftsmith.benchmarks.common.shapes import FAMILIES, Family, with_shapes
-from draftsmith.benchmarks.families import at_temperatures, eval_config, prompts_of, target_of, train
+from draftsmith.benchmarks.families import eval_config, prompts_of, target_of, train
 from draftsmith.eval.measure.requests import first_turns
 from draftsmith.launch.recipe.load import load_recipe
 

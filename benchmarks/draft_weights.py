@@ -17,12 +17,11 @@ paired: the same seed, the same prompt. What was trained or measured is kept in 
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftsmith.benchmarks.common.acceptance import audited, decoded, gain, mean, n_alpha
+from draftsmith.benchmarks.common.acceptance import at_temperatures, audited, gain, mean, n_alpha
 from draftsmith.benchmarks.common.kept import file_name, same_settings
 from draftsmith.benchmarks.common.markdown import cell_text, printed
 from draftsmith.benchmarks.common.own_words import answered, prompts_in
@@ -33,6 +32,8 @@ from draftsmith.benchmarks.common.runs import (
     add_audit,
     add_decoding,
     by_seed,
+    cell_file,
+    drafters_of,
     kept,
     names_of,
     parser_of,
@@ -45,6 +46,7 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import first_turns, make_requests
 from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.storage import json_lines
 
 CHOSEN = {each.name: each for each in FAMILIES if each.name in ("distilled draft", "EAGLE-3", "MTP", "DSpark")}
 # the terms that recipes have beside a divergence are left out of every arm but the shipped ones
@@ -96,12 +98,6 @@ def main() -> None:
     record = assembled({cell: [kept(cell_file(part, *cell), dict) for part in parts] for cell in cells}, args)
     print(printed(record))
     finish(record, args.json)
-
-
-def cell_file(args: argparse.Namespace, family: str, arm: str) -> Path:
-    """Where what was measured of an arm is kept."""
-    path: Path = args.out / f"{file_name(family)}-{file_name(arm)}.json"
-    return path
 
 
 # ---- training ---------------------------------------------------------------------------------
@@ -159,18 +155,7 @@ def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
     )
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
     requests = make_requests(target, prompts, config)
-    ids = [each.ids for each in requests]
-    decodes = {
-        f"{temperature:g}": decoded(
-            target,
-            drafter,
-            ids,
-            temperature,
-            max_new_tokens=args.max_new_tokens,
-            draws=args.draws if temperature else 1,
-        )
-        for temperature in config.temperatures
-    }
+    decodes = at_temperatures(target, drafter, [each.ids for each in requests], config, draws=args.draws)
     own: Measured = {"run": str(run)}
     if args.seed == args.seeds[0]:  # the others' weights are drafted with by the same code
         report = audited(target, drafter, first_turns(requests), args)
@@ -185,11 +170,6 @@ def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
 
 def assembled(measured: dict[tuple[str, str], list[Measured]], args: argparse.Namespace) -> Record:
     """A row an arm of a family, with what it gains over the shipped loss at either temperature."""
-    drafters = {
-        f"{family}, {arm}, seed {seed}": Path(each["run"]) / "drafter"
-        for (family, arm), of_seeds in measured.items()
-        for seed, each in zip(args.seeds, of_seeds, strict=True)
-    }
     recipe = load_recipe(CHOSEN[args.families[0]].recipe, args.set).recipe
     heads = {"family": "{family}", "trained on with": "{what}"}
     heads |= {f"tau T={at}": f"{{tau_T{at}}}" for at in (0, 1)}
@@ -200,7 +180,7 @@ def assembled(measured: dict[tuple[str, str], list[Measured]], args: argparse.Na
         args,
         title="Which drafts count in training",
         target=target_weights(recipe.target.path),
-        drafters=drafter_weights(drafters),
+        drafters=drafter_weights(drafters_of(measured, args.seeds)),
         setup=f"{args.start_steps} steps of the recipe, shared by all arms of a seed, then {args.steps} of "
         f"{args.batch_rows} rows in the target's own words at temperature 1; {args.limit} held-out prompts of "
         f"{args.prompts}, {args.max_new_tokens} new tokens ({args.draws} draws at T = 1), a {args.shape} of depth "
@@ -241,8 +221,7 @@ def row_of(
 
 def along_text(run: Path) -> list[float]:
     """sum min(p, q) by depth on held-out rows, every draft with the text in front of it, at the end of training."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    last = [line for line in lines if line["kind"] == "validation"][-1]
+    last = [line for line in json_lines(run / "metrics.jsonl") if line["kind"] == "validation"][-1]
     names = ("validation_alpha", *(f"validation_alpha_{depth}" for depth in range(2, DEPTH + 1)))
     return [last[name] for name in names if name in last]
 

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftsmith.benchmarks.common.acceptance import audited, decoded, first_gain, mean, n_alpha
+from draftsmith.benchmarks.common.acceptance import at_temperatures, audited, first_gain, mean, n_alpha
 from draftsmith.benchmarks.common.equal_time import TIMED, runs_of, steps_within
 from draftsmith.benchmarks.common.kept import file_name, same_settings
 from draftsmith.benchmarks.common.markdown import printed
@@ -49,7 +49,6 @@ from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES, SHAPES, Family,
 from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.decoding.proposal import Proposer
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import NOT_AUDITED, Arm
 from draftsmith.eval.measure.evaluate import evaluate
@@ -150,18 +149,6 @@ def measure(family: Family, run: Path, fresh: Path, args: argparse.Namespace) ->
 def prompts_of(target: Backbone, config: EvalConfig) -> list[Request]:
     """What every family is asked."""
     return make_requests(target, load_prompts(config.prompts, limit=config.limit, seed=config.seed), config)
-
-
-def at_temperatures(
-    target: Backbone, drafter: Proposer, ids: Sequence[list[int]], config: EvalConfig
-) -> dict[str, Any]:
-    """Sums of every prompt, by temperature."""
-    return {
-        f"{temperature:g}": decoded(
-            target, drafter, ids, temperature, max_new_tokens=config.max_new_tokens, seed=config.seed
-        )
-        for temperature in config.temperatures
-    }
 
 
 def eval_config(args: argparse.Namespace) -> EvalConfig:

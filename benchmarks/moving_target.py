@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import draftsmith as package
-from draftsmith.benchmarks.common.acceptance import Sums, decoded, gain, mean
+from draftsmith.benchmarks.common.acceptance import Sums, at_temperatures, gain, mean
+from draftsmith.benchmarks.common.chats import HELD_OUT, add_target_settings, chat_target, questions_in
 from draftsmith.benchmarks.common.kept import same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.own_words import answered
@@ -52,7 +52,6 @@ from draftsmith.launch.cli import main as draftsmith
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import write_text
 
-CHATS = Path(package.__file__).parent / "tests" / "chats"
 RECIPE = "eagle-tiny"
 DRAFTERS = ("frozen", "adapted")
 TEMPERATURES = ("0", "1")
@@ -89,20 +88,14 @@ def moved(args: argparse.Namespace) -> Iterator[Stage]:
     """The target at every stage, each trained on from the one before it; the first is what the drafter is for."""
     start: Any = "tiny"
     for number, steps in enumerate([args.first, *args.stages]):
-        own = {"model.start_from": start, "data.source": CHATS / "chats.jsonl", "loop.steps": steps}
-        own |= {"optimizer.schedule": "constant", "optimizer.warmup_steps": min(10, steps)}
-        own |= {key: value for key, value in QUIET.items() if key.startswith("loop.")} | dict(args.target_set)
-        run = trained("target-chat", args.out / "targets" / f"stage-{number}", own)
-        start = run / "target"
+        run = args.out / "targets" / f"stage-{number}"
+        start = chat_target(run, steps, dict(args.target_set), start=start, schedule="constant")
         yield Stage(number, start, answers_of(number, start, args))
 
 
 def answers_of(number: int, target: Path, args: argparse.Namespace) -> Path:
     """What it answers to the training questions at temperature 1."""
-    questions = args.out / "questions.jsonl"
-    if not questions.is_file():
-        lines = (CHATS / "chats.jsonl").read_text(encoding="utf-8").splitlines()[: args.questions]
-        write_text(questions, "".join(f"{line}\n" for line in lines))
+    questions = questions_in(args.out, args.questions)
     folder = args.out / "answers" / f"stage-{number}"
     return answered(
         questions, folder, str(target), temperature=1, prompt_tokens=args.prompt_tokens, new_tokens=args.answer_tokens
@@ -162,25 +155,14 @@ def measure(own: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Sums of every held-out question by drafter and temperature, and what the round said."""
     target = load_target(str(own["target"]))
     config = EvalConfig(
-        prompts=str(CHATS / "prompts.jsonl"),
-        limit=args.limit,
-        max_new_tokens=args.max_new_tokens,
-        prompt_tokens=args.prompt_tokens,
+        prompts=HELD_OUT, limit=args.limit, max_new_tokens=args.max_new_tokens, prompt_tokens=args.prompt_tokens
     )
     requests = make_requests(target, load_prompts(config.prompts, limit=config.limit, seed=config.seed), config)
     ids = [each.ids for each in requests]
     sums = {
-        name: {
-            at: decoded(
-                target,
-                load_drafter(own[name], target, draft_length=DEPTH),
-                ids,
-                float(at),
-                max_new_tokens=args.max_new_tokens,
-                draws=args.draws if at == "1" else 1,
-            )
-            for at in TEMPERATURES
-        }
+        name: at_temperatures(
+            target, load_drafter(own[name], target, draft_length=DEPTH), ids, config, draws=args.draws
+        )
         for name in DRAFTERS
     }
     made = own["round"] or {}
@@ -251,14 +233,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--answer-tokens", type=int, default=96)
     parser.add_argument("--draws", type=int, default=2, help="decodes of a question at T = 1")
-    parser.add_argument(
-        "--target-set",
-        type=lambda text: tuple(text.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for the target's recipe",
-    )
+    add_target_settings(parser)
     add_decoding(parser, limit=32)
     add_audit(parser, tokens=2_000, sequences=50_000)
     return parser.parse_args()

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import draftsmith as package
-from draftsmith.benchmarks.common.acceptance import audited, decoded, gain, mean
+from draftsmith.benchmarks.common.acceptance import at_temperatures, audited, gain, mean
+from draftsmith.benchmarks.common.chats import HELD_OUT, add_target_settings, chat_target, questions_in
 from draftsmith.benchmarks.common.kept import file_name, same_settings
 from draftsmith.benchmarks.common.markdown import cell_text, printed
 from draftsmith.benchmarks.common.own_words import answered, prompts_in
@@ -32,6 +32,8 @@ from draftsmith.benchmarks.common.runs import (
     add_audit,
     add_decoding,
     by_seed,
+    cell_file,
+    drafters_of,
     kept,
     names_of,
     parser_of,
@@ -44,11 +46,9 @@ from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import first_turns, make_requests
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.storage import write_text
 
-CHATS = Path(package.__file__).parent / "tests" / "chats"
 CHOSEN = {each.name: each for each in FAMILIES if each.name in ("distilled draft", "EAGLE-1")}
-SETS = {"code": "stdlib", "questions": str(CHATS / "prompts.jsonl")}
+SETS = {"code": "stdlib", "questions": HELD_OUT}
 """Held-out prompts of either kind of text; the drafter knows the first."""
 BASE = "before"
 ARMS = {
@@ -79,21 +79,12 @@ def main() -> None:
     finish(record, args.json)
 
 
-def cell_file(args: argparse.Namespace, family: str, arm: str) -> Path:
-    """Where what was measured of an arm is kept."""
-    path: Path = args.out / f"{file_name(family)}-{file_name(arm)}.json"
-    return path
-
-
 # ---- the target and its words -----------------------------------------------------------------
 
 
-def chat_target(args: argparse.Namespace) -> Path:
+def target_of(args: argparse.Namespace) -> Path:
     """The target of all arms and seeds."""
-    own = {"model.start_from": "tiny", "data.source": CHATS / "chats.jsonl", "loop.steps": args.target_steps}
-    own |= {"optimizer.warmup_steps": min(10, args.target_steps)}
-    own |= {key: value for key, value in QUIET.items() if key.startswith("loop.")} | dict(args.target_set)
-    return trained("target-chat", args.root / "target", own) / "target"
+    return chat_target(args.root / "target", args.target_steps, dict(args.target_set))
 
 
 def rows_of(kinds: Sequence[str], args: argparse.Namespace) -> Path:
@@ -106,24 +97,17 @@ def rows_of(kinds: Sequence[str], args: argparse.Namespace) -> Path:
         return folder
     recipe = load_recipe(CHOSEN[args.families[0]].recipe, args.set).recipe
     asked = recipe.data.sequence_length // 4
-    prompts = prompts_in(args.root, recipe.data, args.rows) if kinds == ["code"] else questions(args)
+    prompts = (
+        prompts_in(args.root, recipe.data, args.rows) if kinds == ["code"] else questions_in(args.root, args.rows)
+    )
     return answered(
         prompts,
         args.root / f"words-{kinds[0]}",
-        str(chat_target(args)),
+        str(target_of(args)),
         temperature=1,
         prompt_tokens=asked if kinds == ["code"] else args.prompt_tokens,
         new_tokens=recipe.data.sequence_length - asked,
     )
-
-
-def questions(args: argparse.Namespace) -> Path:
-    """The questions that the target answers; none of them is held out."""
-    path: Path = args.root / "questions.jsonl"
-    if not path.is_file():
-        lines = (CHATS / "chats.jsonl").read_text(encoding="utf-8").splitlines()[: args.rows]
-        write_text(path, "".join(f"{line}\n" for line in lines))
-    return path
 
 
 # ---- training ---------------------------------------------------------------------------------
@@ -146,7 +130,7 @@ def train(family: Family, arm: str, args: argparse.Namespace) -> Path:
 
 def run_of(family: Family, arm: str, values: dict[str, Any], args: argparse.Namespace) -> Path:
     """A run on what the chat target wrote."""
-    rows = {"loop.batch_rows": args.batch_rows, "loop.micro_rows": args.batch_rows, "target.path": chat_target(args)}
+    rows = {"loop.batch_rows": args.batch_rows, "loop.micro_rows": args.batch_rows, "target.path": target_of(args)}
     own = settings_of(args) | QUIET | rows | values
     return trained(family.recipe, args.out / "runs" / f"{file_name(family.name)}-{file_name(arm)}", own)
 
@@ -157,7 +141,7 @@ def run_of(family: Family, arm: str, values: dict[str, Any], args: argparse.Name
 def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
     """Sums of every prompt by kind of text and temperature, and the audit."""
     run = train(family, arm, args)
-    target = load_target(str(chat_target(args)))
+    target = load_target(str(target_of(args)))
     drafter = family.shapes["chain"](run / "drafter", target)
     own: Measured = {"run": str(run)}
     for kind, source in SETS.items():
@@ -165,17 +149,7 @@ def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
             prompts=source, limit=args.limit, max_new_tokens=args.max_new_tokens, prompt_tokens=args.prompt_tokens
         )
         requests = make_requests(target, load_prompts(source, limit=config.limit, seed=config.seed), config)
-        own[kind] = {
-            f"{temperature:g}": decoded(
-                target,
-                drafter,
-                [each.ids for each in requests],
-                temperature,
-                max_new_tokens=args.max_new_tokens,
-                draws=args.draws if temperature else 1,
-            )
-            for temperature in config.temperatures
-        }
+        own[kind] = at_temperatures(target, drafter, [each.ids for each in requests], config, draws=args.draws)
     if args.seed == args.seeds[0]:  # the others' weights are drafted with by the same code
         report = audited(target, drafter, first_turns(requests), args)
         if report.failures:
@@ -189,11 +163,6 @@ def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
 
 def assembled(measured: dict[tuple[str, str], list[Measured]], args: argparse.Namespace) -> Record:
     """A row an arm of a family, with what it gains on either kind of text over the drafter that it began with."""
-    drafters = {
-        f"{family}, {arm}, seed {seed}": Path(each["run"]) / "drafter"
-        for (family, arm), of_seeds in measured.items()
-        for seed, each in zip(args.seeds, of_seeds, strict=True)
-    }
     heads = {"family": "{family}", "trained on with": "{what}"}
     heads |= {f"{kind}: tau T={at}": f"{{{kind}_T{at}}}" for kind in SETS for at in "01"}
     heads |= {f"{kind}, T=1: less before": f"{{{kind}_gain}}" for kind in SETS} | {"audit": "{verdict}"}
@@ -202,8 +171,8 @@ def assembled(measured: dict[tuple[str, str], list[Measured]], args: argparse.Na
     return record_of(
         args,
         title="Going on from a drafter on other text",
-        target=target_weights(str(chat_target(by_seed(args)[0]))),
-        drafters=drafter_weights(drafters),
+        target=target_weights(str(target_of(by_seed(args)[0]))),
+        drafters=drafter_weights(drafters_of(measured, args.seeds)),
         setup=f"The embedded target after {args.target_steps} steps on chats. {args.start_steps} steps of the recipe "
         f"on the code that it writes, then {args.steps} of {args.batch_rows} rows; {args.rows} rows of either kind, "
         f"at temperature 1; {args.limit} held-out prompts of either, {args.max_new_tokens} new tokens ({args.draws} "
@@ -240,14 +209,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--rows", type=int, default=500, help="that the target writes, of either kind")
     parser.add_argument("--draws", type=int, default=2, help="decodes of a prompt at T = 1")
-    parser.add_argument(
-        "--target-set",
-        type=lambda text: tuple(text.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for the target's recipe",
-    )
+    add_target_settings(parser)
     add_decoding(parser, limit=32)
     add_audit(parser, tokens=1_000, sequences=20_000)
     return parser.parse_args()

@@ -21,7 +21,7 @@ from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.audit.audit import AuditReport, audit
 from draftsmith.eval.audit.enumeration import Enumeration
-from draftsmith.eval.config import AuditConfig
+from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.measure.metrics import Counts, Floats, Interval, counts_of, ratio
 
 Pair = tuple[Floats, Floats]
@@ -61,6 +61,24 @@ def decoded(
         )
         counts += counts_of(done.steps)
     return sums_of([counts[at : at + draws] for at in range(0, len(counts), draws)])
+
+
+def at_temperatures(
+    target: Backbone, drafter: Proposer, prompts: Sequence[Sequence[int]], config: EvalConfig, *, draws: int = 1
+) -> dict[str, Sums]:
+    """The same by temperature; above 0 each prompt is decoded `draws` times."""
+    return {
+        f"{temperature:g}": decoded(
+            target,
+            drafter,
+            prompts,
+            temperature,
+            max_new_tokens=config.max_new_tokens,
+            draws=draws if temperature else 1,
+            seed=config.seed,
+        )
+        for temperature in config.temperatures
+    }
 
 
 def sums_of(counts: Sequence[Sequence[Counts]]) -> Sums:

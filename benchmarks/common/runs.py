@@ -10,11 +10,11 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftsmith.benchmarks.common.kept import is_finished
+from draftsmith.benchmarks.common.kept import file_name, is_finished
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import write_text
 
@@ -65,6 +65,23 @@ def kept(path: Path, measure: Callable[[], Any]) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def cell_file(args: argparse.Namespace, family: str, arm: str) -> Path:
+    """Where what was measured of an arm of a family is kept."""
+    path: Path = args.out / f"{file_name(family)}-{file_name(arm)}.json"
+    return path
+
+
+def drafters_of(
+    measured: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], seeds: Sequence[int]
+) -> dict[str, Path]:
+    """The drafters' folders of what was measured, each with its `run`, by family, arm and training seed."""
+    return {
+        f"{family}, {arm}, seed {seed}": Path(each["run"]) / "drafter"
+        for (family, arm), of_seeds in measured.items()
+        for seed, each in zip(seeds, of_seeds, strict=True)
+    }
+
+
 # ---- arguments --------------------------------------------------------------------------------
 
 
@@ -75,15 +92,20 @@ def parser_of(description: str | None, *, out: str | None = None) -> argparse.Ar
         parser.add_argument("--out", type=Path, default=Path(out), help="where runs and measurements are kept")
         parser.add_argument("--seeds", type=numbers, default=[0], metavar="0,1,2", help="of training, each anew")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
+    add_setting(parser, "--set", "a value for the recipes")
+    return parser
+
+
+def add_setting(parser: argparse.ArgumentParser, flag: str, what: str) -> None:
+    """A flag that may come several times, each time with a recipe's value."""
     parser.add_argument(
-        "--set",
+        flag,
         type=lambda text: tuple(text.split("=", 1)),
         action="append",
         default=[],
         metavar="SECTION.FIELD=VALUE",
-        help="a value for the recipes",
+        help=what,
     )
-    return parser
 
 
 def add_decoding(parser: argparse.ArgumentParser, *, limit: int) -> None:

@@ -186,7 +186,7 @@ def doubt_of(
             "which ones are refused, those left are another sample"
         )
     drawn = found.sampled
-    if not found.certain and drawn is not None and drawn.copies and not drawn.whatever_they_share:
+    if not found.certain and drawn is not None and drawn.copies and not drawn.of_another_law:
         return _copied(drawn.copies)
     return None
 

@@ -68,8 +68,8 @@ class SampledJudgement:
     """Of `log_odds_of` the answers, the logarithm of their mean."""
 
     @property
-    def whatever_they_share(self) -> bool:
-        """Whether no target writes such answers, not even where they share their random numbers.
+    def of_another_law(self) -> bool:
+        """Whether the target does not write such answers, not even where they share their random numbers.
 
         The mean of one likelihood ratio an answer is at most 1 in expectation, however answers depend on each other;
         by Markov's inequality it is 10,000 or more at most once in 10,000 audits.
@@ -128,12 +128,10 @@ def log_odds_of(p_MV: Tensor, emitted_M: Tensor) -> list[float]:
     """log of the tokens' probability under a flatter law, and under a sharper one, over that under p: p^(1/2) and
     p^(3/2), normalised. A token that p rules out, which is judged apart, says nothing."""
     p_MV = p_MV.double()
-    log_p_M = p_MV.gather(1, emitted_M[:, None])[:, 0].log()
-    found = []
-    for power in (0.5, 1.5):
-        ratio_M = (power - 1) * log_p_M - p_MV.pow(power).sum(1).log()
-        found.append(float(ratio_M[log_p_M.isfinite()].sum()))
-    return found
+    log_p_M, root_MV = p_MV.gather(1, emitted_M[:, None])[:, 0].log(), p_MV.sqrt()
+    flat_M = -log_p_M / 2 - root_MV.sum(1).log()
+    sharp_M = log_p_M / 2 - (p_MV * root_MV).sum(1).log()
+    return [float(ratio_M[log_p_M.isfinite()].sum()) for ratio_M in (flat_M, sharp_M)]
 
 
 class _Sums:

@@ -29,7 +29,7 @@ from ...eval.measure.metrics import acceptance, tau_gain
 from ...eval.measure.requests import Request
 from ...eval.measure.rounds import AllRounds, decode, speed_fields
 from ...eval.report.tables import interval
-from ...storage import check_identity_file, hold, replace_folder, writable_folder, write_text
+from ...storage import check_identity_file, hold, json_lines, replace_folder, writable_folder, write_text
 from ...storage.formats import ADAPTED
 from ...trainers.loop.interruptions import interrupt_on_signal
 from ..check.early import NamedFolders
@@ -146,14 +146,17 @@ class Adapted:
         """Steps of the next round: what is asked for, or what fills the minutes at the pace of the training before."""
         if request.minutes is None:
             return request.steps
-        run = self.folder / "rounds" / f"{len(self.rounds):04}" / "run" if self.rounds else request.run_folder
+        run = self._place(len(self.rounds)) / "run" if self.rounds else request.run_folder
         return steps_within(60 * request.minutes, run)
 
     # ---- a round --------------------------------------------------------------------------------
 
     @property
     def _next(self) -> Path:
-        return self.folder / "rounds" / f"{len(self.rounds) + 1:04}"
+        return self._place(len(self.rounds) + 1)
+
+    def _place(self, number: int) -> Path:
+        return self.folder / "rounds" / f"{number:04}"
 
     def round(self, request: AdaptRequest, overrides: Values, say: Say) -> None:
         """Train, compare, decide, and keep a record.
@@ -237,15 +240,15 @@ def steps_within(seconds: float, run: Path) -> int:
         RequestError: the log has no pace.
     """
     log = run / "metrics.jsonl"
-    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-    paces = [pace for line in lines if (pace := json.loads(line).get("tokens_per_second")) is not None]
+    lines = json_lines(log) if log.is_file() else []
+    paces = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
     if not paces:
         raise RequestError(
             f"--minutes needs the pace of the training before, and {log} has none; bound the round by --steps, or "
             "name a run that was trained here"
         )
     recipe = load_recipe(str(run / "run.yaml")).recipe
-    return max(2, int(seconds * paces[-1] / (recipe.loop.batch_rows * recipe.data.sequence_length)))
+    return max(2, int(seconds * paces[-1] / (recipe.loop.batch_rows * recipe.row_tokens)))
 
 
 # ---- which drafter is better --------------------------------------------------------------------

@@ -263,11 +263,14 @@ def label_log_p(logits_CV: Tensor, label_C: Tensor) -> Tensor:
     return logits_CV.gather(-1, label_C.clamp_min(0)[:, None])[:, 0] - logits_CV.logsumexp(-1)
 
 
+Question = Literal["label_q", "alpha", "kept"]
+
+
 @dataclass(frozen=True)
 class Passed:
     """How likely a draft is accepted, as the weights of positions ask for it (`pace.py`)."""
 
-    what: Literal["label_q", "alpha", "kept"]
+    what: Question
     """The text's own token; any, sum_v min(p, q); that, and `label_kept`, [C, 2]."""
     siblings: int = 1
     """Tokens that are drawn for a place, of the first two."""

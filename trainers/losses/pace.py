@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..config import ObjectiveConfig
-from .mix import Passed
+from .mix import Passed, Question
 
 _Draft = TypeVar("_Draft", float, Tensor)
 
@@ -177,7 +177,7 @@ class DraftPace:
         return torch.stack((weight_AJ, self.tv * gain_AJ), -1)
 
 
-_ASKS: dict[str, Literal["label_q", "alpha", "kept"]] = {"d-pace": "label_q", "accepted": "alpha", "on-policy": "kept"}
+_ASKS: dict[str, Question] = {"d-pace": "label_q", "accepted": "alpha", "on-policy": "kept"}
 
 
 def geometric(draft: _Draft, decay: float, *, sum_of: int = 0) -> _Draft | None:
