@@ -1,8 +1,8 @@
 """Every test there is, over as many sittings as it takes, as a record: by folder how many passed, and what did not.
 
 What passed in this very tree, by the contents of what git tracks, is kept in `.cache/tests.jsonl` and not run again: a
-run that was stopped goes on, and one in which something failed begins with that. Read next:
-`common/passed_tests.py`, the plugin that leaves them out; `gpu_tests.py`, which counts.
+run that was stopped goes on, and one in which something failed begins with that. To a slow test, another file of tests
+is no other tree. Read next: `common/passed_tests.py`, the plugin that leaves them out; `gpu_tests.py`, which counts.
 
     python benchmarks/all_tests.py                                    # what `make test-all` runs
     python benchmarks/all_tests.py --json docs/results/test-all.json
@@ -16,12 +16,13 @@ import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import draftsmith
 import pytest
 from draftsmith.benchmarks.common import passed_tests
 from draftsmith.benchmarks.common.markdown import printed
-from draftsmith.benchmarks.common.passed_tests import NAMES, digest_of, lines_of
+from draftsmith.benchmarks.common.passed_tests import NAMES, Tree, is_slow, lines_of
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.gpu_tests import notes_of
@@ -43,7 +44,7 @@ class Sitting:
     """Writes down what passes, and what is left out by a reason of its own, as soon as it has."""
 
     kept: Path
-    digest: str
+    tree: Tree
     failed: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     skipped: dict[str, str] = field(default_factory=dict)
@@ -55,15 +56,20 @@ class Sitting:
         elif report.skipped:
             self.skipped[report.nodeid] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "")
         if report.when == "teardown" and report.nodeid not in self.failed:
-            self._keep(report.nodeid)
+            self._keep(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.failed.append(report.nodeid or "collection")
 
-    def _keep(self, test: str) -> None:
+    def known(self) -> dict[str, dict[str, Any]]:
+        """What has passed in all sittings, by its name."""
+        return {entry["test"]: entry for entry in lines_of(self.kept) if self.tree.knows(Path.cwd(), entry)}
+
+    def _keep(self, report: pytest.TestReport) -> None:
+        test = report.nodeid
         entry = {
-            "tree": self.digest,
+            "tree": self.tree.digest(Path.cwd(), test, is_slow(report)),
             "test": test,
             "skipped": self.skipped.get(test, "").removeprefix("Skipped: "),
             "seconds": round(self.seconds[test], 2),
@@ -75,11 +81,10 @@ class Sitting:
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
-    digest = digest_of(ROOT, tracked(ROOT))
-    os.environ[NAMES] = f"{args.kept}:{digest}"
-    known = len(list(lines_of(args.kept, digest)))
-    print(f"{known} tests of this tree have passed before; the others run now", flush=True)
-    sitting = Sitting(args.kept, digest)
+    tree = Tree.of(ROOT, tracked(ROOT))
+    os.environ[NAMES] = f"{args.kept}:{tree.whole}:{tree.shared}"
+    sitting = Sitting(args.kept, tree)
+    print(f"{len(sitting.known())} tests of this tree have passed before; the others run now", flush=True)
     words = ["-p", passed_tests.__name__, "-n", str(args.workers), "--dist", "worksteal", "--tb", "short"]
     code = int(pytest.main([*words, *args.tests], plugins=[sitting]))
     record = assembled(sitting, args)
@@ -91,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def assembled(sitting: Sitting, args: argparse.Namespace) -> Record:
     """Of all sittings over this tree."""
-    known = {entry["test"]: entry for entry in lines_of(sitting.kept, sitting.digest)}
+    known = sitting.known()
     counts: dict[str, Counter[str]] = {}
     for test, entry in known.items():
         row = counts.setdefault(folder_of(test), Counter())

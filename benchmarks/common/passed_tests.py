@@ -1,6 +1,7 @@
 """A pytest plugin for tests that take longer than a sitting: what has passed in this very tree is left out.
 
-Read next: `../all_tests.py`, which sets it.
+A slow test stands for itself: the other files of tests do not count as its tree, so that one which is mended takes
+nothing but its own tests along. Read next: `../all_tests.py`, which sets it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 NAMES = "DRAFTSMITH_TESTS_PASSED"
-"""The file of what has passed, and the digest of the tree, with a colon between."""
+"""The file of what has passed, and the two digests of the tree, with colons between."""
 
 
 def digest_of(tree: Path, files: list[Path]) -> str:
@@ -26,17 +30,59 @@ def digest_of(tree: Path, files: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def lines_of(path: Path, digest: str) -> Iterator[dict[str, Any]]:
-    """What the file holds of this tree; a line that a stop has cut off is none."""
+@dataclass(frozen=True)
+class Tree:
+    """What a test's result stands for."""
+
+    whole: str
+    """Of all files: for tests that may read any of them, the rules of the house among them."""
+    shared: str
+    """Of all but the files of tests, their helpers included: for a slow test, together with its own file."""
+
+    @classmethod
+    def of(cls, root: Path, files: list[Path]) -> Tree:
+        return cls(digest_of(root, files), digest_of(root, [each for each in files if not is_tests(each, root)]))
+
+    def digest(self, root: Path, test: str, slow: bool) -> str:
+        """Of what a test, by pytest's name for it below the root, is run on."""
+        return f"{self.shared}-{contents(root / test.partition('::')[0])}" if slow else self.whole
+
+    def knows(self, root: Path, entry: dict[str, Any]) -> bool:
+        """Whether a line of what has passed is of this tree."""
+        return entry["tree"] in (self.digest(root, entry["test"], slow) for slow in (False, True))
+
+
+def is_tests(path: Path, root: Path) -> bool:
+    """Whether a file holds tests, and nothing that others read."""
+    return path.relative_to(root).parts[0] == "tests" and fnmatch(path.name, "test_*.py")
+
+
+@cache
+def contents(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+
+
+def is_slow(node: pytest.Item | pytest.TestReport) -> bool:
+    """Planted bugs are slow and run the tests of other files, so they are of the whole tree."""
+    return "slow" in node.keywords and "test_mutations.py" not in node.nodeid
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """What a file holds, of whatever tree; a line that a stop has cut off is none."""
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []:
-        if line.endswith("\n") and (entry := json.loads(line)).pop("tree") == digest:
-            yield entry
+        if line.endswith("\n"):
+            yield json.loads(line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In workers of xdist as well, which all collect alike."""
-    path, _, digest = os.environ.get(NAMES, "").rpartition(":")
-    passed = {entry["test"] for entry in lines_of(Path(path), digest)} if path else set()
-    left = [item for item in items if item.nodeid not in passed]
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    path, whole, shared = os.environ[NAMES].rsplit(":", 2)
+    tree = Tree(whole, shared)
+    passed = {(entry["test"], entry["tree"]) for entry in lines_of(Path(path))}
+    left: list[pytest.Item] = []
+    known: list[pytest.Item] = []
+    for item in items:
+        digest = tree.digest(config.rootpath, item.nodeid, is_slow(item))
+        (known if (item.nodeid, digest) in passed else left).append(item)
+    config.hook.pytest_deselected(items=known)
     items[:] = left

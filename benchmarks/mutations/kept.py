@@ -41,6 +41,6 @@ class Kept:
     def outcomes(self, chosen: Sequence[Mutation]) -> Iterator[Outcome]:
         """Those of some bugs that were planted into this very tree."""
         known = {each.id: each for each in chosen}
-        for entry in lines_of(self.path, self.digest):
-            if (name := entry.pop("id")) in known:
+        for entry in lines_of(self.path):
+            if entry.pop("tree") == self.digest and (name := entry.pop("id")) in known:
                 yield Outcome(known[name], **entry)

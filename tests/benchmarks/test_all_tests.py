@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from draftsmith.benchmarks import all_tests
-from draftsmith.benchmarks.common.passed_tests import digest_of, lines_of
+from draftsmith.benchmarks.common.passed_tests import Tree, contents, is_tests, lines_of
 from draftsmith.benchmarks.common.records import read_record
 
 TESTS = """
@@ -48,12 +48,37 @@ def sitting(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_another_tree_knows_nothing_of_it(tmp_path: Path) -> None:
-    file = tmp_path / "a.py"
-    file.write_text("x = 1\n")
-    before = digest_of(tmp_path, [file])
-    file.write_text("x = 2\n")
-    assert digest_of(tmp_path, [file]) != before
+    net, one, other = (tmp_path / name for name in ("net.py", "tests/test_one.py", "tests/test_other.py"))
+    one.parent.mkdir()
+    for file in (net, one, other):
+        file.write_text("x = 1\n")
+    fast, slow = ("tests/test_one.py::test_fast", False), ("tests/test_one.py::test_slow", True)
+
+    def known() -> list[bool]:
+        contents.cache_clear()
+        tree = Tree.of(tmp_path, [net, one, other])
+        return [tree.knows(tmp_path, {"test": test, "tree": digest}) for (test, _), digest in before.items()]
+
+    contents.cache_clear()
+    tree = Tree.of(tmp_path, [net, one, other])
+    before = {each: tree.digest(tmp_path, *each) for each in (fast, slow)}
+    assert known() == [True, True]
+    other.write_text("x = 2\n")
+    assert known() == [False, True]
+    other.write_text("x = 1\n")
+    assert known() == [True, True]
+    for file in (one, net):
+        file.write_text("x = 2\n")
+        assert known() == [False, False]
+        file.write_text("x = 1\n")
+
+
+def test_a_helper_is_no_file_of_tests() -> None:
+    files = ("tests/some/test_one.py", "tests/conftest.py", "tests/helpers/runs.py", "benchmarks/test_x.py")
+    assert [is_tests(Path(file), Path()) for file in files] == [True, False, False, False]
+
+
+def test_a_line_that_a_stop_has_cut_off_is_none(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
-    kept.write_text(f'{{"tree": "{before}", "test": "one"}}\n{{"tree": "{before}", "test": "tw')
-    assert [entry["test"] for entry in lines_of(kept, before)] == ["one"]
-    assert list(lines_of(kept, digest_of(tmp_path, [file]))) == []
+    kept.write_text('{"tree": "a", "test": "one"}\n{"tree": "a", "test": "tw')
+    assert [entry["test"] for entry in lines_of(kept)] == ["one"]
