@@ -11,6 +11,8 @@ FROM python:${PYTHON}-slim-bookworm AS build
 ARG PIP_CACHE_DIR=/cache/pip
 WORKDIR /source
 COPY . .
+# what pip keeps is on a mount, and in no layer
+# hadolint ignore=DL3042
 RUN --mount=type=cache,target=/cache/pip \
     pip wheel --no-deps --wheel-dir /wheels .
 
@@ -24,10 +26,12 @@ RUN case "${TORCH_INDEX}" in */cpu) exit 0 ;; esac; \
     apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
 # a layer each for what seldom changes, and for what always does; torch by itself, as packages look for it when they are built
+# hadolint ignore=DL3042
 RUN --mount=type=cache,target=/cache/pip \
     --mount=type=bind,source=constraints.txt,target=/source/constraints.txt \
     pip install -c /source/constraints.txt --extra-index-url "${TORCH_INDEX}" torch setuptools wheel
 
+# hadolint ignore=DL3042
 RUN --mount=type=cache,target=/cache/pip \
     --mount=type=bind,source=constraints.txt,target=/source/constraints.txt \
     --mount=type=bind,source=pyproject.toml,target=/source/pyproject.toml \

@@ -42,7 +42,7 @@ types: $(READY)
 	cd $(VENV)/typecheck && ../bin/mypy --config-file ../../pyproject.toml -p draftsmith
 
 # goes on where it was stopped, as long as no file has changed
-test-all: $(READY)
+test-all: $(VENV)/trackers
 	$(BIN)/python benchmarks/all_tests.py
 
 # the fast tests with the lowest releases that pyproject.toml allows
@@ -88,6 +88,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
 	touch $(READY)
+
+# every test there is needs them, nothing else does
+$(VENV)/trackers: $(READY)
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt \
+		-e ".[tensorboard,trackio,wandb,mlflow]"
+	touch $@
 
 $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	test -d $(OLDEST) || $(PYTHON) -m venv $(OLDEST)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .trainers.methods import Method as Method
     from .trainers.methods import PassMemory as PassMemory
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 # public name -> module that owns it
 _HOMES = {

@@ -1,23 +1,24 @@
 """Builds sdist and wheel, looks into both, and runs the wheel in empty environments. `make dist` calls this.
 
 For each Python of 3.11 to 3.13 that this machine has: an environment outside the repository, the wheel, and
-`draftsmith quickstart --steps 20` from there. Of several minutes each, most is installing torch.
+`draftsmith quickstart --steps 20` from there; then the wheel by uv, in both of its ways. The Dockerfile is linted.
 
     python .ci/dist.py                    # every Python there is
     python .ci/dist.py --pythons 3.11
-    python .ci/dist.py --pythons none     # build and look
+    python .ci/dist.py --pythons none     # build, look, and uv
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,7 @@ NEEDED = (
 
 def main() -> None:
     args = arguments()
+    run([beside("hadolint"), str(ROOT / "Dockerfile")])
     shutil.rmtree(args.out, ignore_errors=True)
     run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(args.out), str(ROOT)])
     files = sorted(args.out.iterdir())
@@ -50,6 +52,7 @@ def main() -> None:
         print(f"Python {version}: {python or 'not on this machine, left out'}", flush=True)
         if python is not None:
             tried(wheel, python)
+    tried_by_uv(wheel)
     print("\n".join(f"{file.stat().st_size / 1e6:5.1f} MB  {file}" for file in files))
 
 
@@ -99,10 +102,37 @@ def tried(wheel: Path, python: str) -> None:
         run([f"{place}/env/bin/draftsmith", "quickstart", "--steps", "20"], cwd=place)
 
 
-def run(words: list[str], cwd: str | None = None) -> None:
+def tried_by_uv(wheel: Path) -> None:
+    """Both lines of docs/install.md, with this Python. What pip was told of indexes goes along: uv does not read it."""
+    of_pip = {"UV_FIND_LINKS": "find-links", "UV_DEFAULT_INDEX": "index-url", "UV_CONSTRAINT": "constraint"}
+    told = {name: value for name, key in of_pip.items() if (value := pip_setting(key))}
+    with tempfile.TemporaryDirectory(prefix="draftsmith-uv-") as place:
+        own = {"VIRTUAL_ENV": f"{place}/env", "UV_CACHE_DIR": f"{place}/cache"}
+        environment = {"DS_BUILD_OPS": "0", "UV_SYSTEM_CERTS": "1"} | own | told
+        run([beside("uv"), "venv", "--quiet", "--python", sys.executable, f"{place}/env"], cwd=place)
+        install = [beside("uv"), "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+        run([*install, str(wheel.resolve())], cwd=place, environment=environment)
+        run([f"{place}/env/bin/draftsmith", "doctor"], cwd=place)
+        words = [beside("uvx"), "--quiet", "--python", sys.executable, "--from", str(wheel.resolve())]
+        run([*words, "draftsmith", "doctor"], cwd=place, environment=environment)
+
+
+def pip_setting(key: str) -> str:
+    """What pip was told on this machine; empty where nothing was."""
+    command = [sys.executable, "-m", "pip", "config", "get"]
+    asked = (subprocess.run([*command, f"{of}.{key}"], capture_output=True, text=True) for of in (":env:", "global"))
+    return next((done.stdout.strip() for done in asked if done.returncode == 0), "")
+
+
+def beside(name: str) -> str:
+    """A program of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def run(words: list[str], cwd: str | None = None, environment: Mapping[str, str] | None = None) -> None:
     """A command that has to succeed."""
     print("+", *words, flush=True)
-    if code := subprocess.run(words, cwd=cwd, check=False).returncode:
+    if code := subprocess.run(words, cwd=cwd, env=os.environ | (environment or {}), check=False).returncode:
         raise SystemExit(code)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..decoding.backbone.hub import hush_retries
 from ..errors import EnvironmentFailure, RequestError
 from ..storage import MACHINE_ERRNOS, system_error
 
@@ -107,9 +108,10 @@ def hub_errors(name: str) -> Iterator[None]:
         EnvironmentFailure: the same where the hub cannot be reached, or this machine has no room.
     """
     import httpx2
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     at = f"{name} ({endpoint()})"
+    hush_retries()
     try:
         yield
     except errors.GatedRepoError as error:
@@ -122,9 +124,10 @@ def hub_errors(name: str) -> Iterator[None]:
         raise RequestError(f"{at} has no such revision; name a commit, tag or branch behind the @") from error
     except errors.LocalEntryNotFoundError as error:
         reason = error.__cause__ or error
+        do = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect"
         raise EnvironmentFailure(
-            f"{at} cannot be asked for ({_first_line(reason)}), and was not fetched whole before; connect, or unset "
-            "HF_HUB_OFFLINE, or name a folder"
+            f"{at} cannot be asked for ({_first_line(reason)}), and was not fetched whole before; {do}, or name "
+            "a folder"
         ) from error
     except errors.HfHubHTTPError as error:
         code = error.response.status_code

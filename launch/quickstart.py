@@ -84,7 +84,9 @@ def quickstart(out: Path, console: Console, steps: int | None = None) -> None:
     half = multiplies_bf16()
     shorter = {} if steps is None else {"loop.steps": str(steps), "loop.validate_every": str(steps)}
     if shorter:
-        console.print(f"a run of {steps} steps in place of {TRAINING['loop.steps']}: no figure of it is worth quoting")
+        own = int(TRAINING["loop.steps"])
+        warning = ": no figure of it is worth quoting" if steps < own else ""
+        console.print(f"a run of {steps} steps in place of {own}{warning}")
     resolved = load_recipe(RECIPE, list((TRAINING | (HALF if half else {}) | shorter).items()))
     stages.begin("a first look: what does copying from the text gain here, without any training?")
     lookup = _first_look(resolved.recipe, out, console)

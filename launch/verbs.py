@@ -59,7 +59,8 @@ def _ls(request: requests.LsRequest) -> str | None:
     if request.drafters:
         return _known(request.target)
     if request.target is not None:
-        raise RequestError("--target chooses among published drafters, and recipes are listed; add --drafters")
+        listed = "sources" if request.sources else "recipes"
+        raise RequestError(f"--target chooses among published drafters, and {listed} are listed; give --drafters")
     if request.sources:
         return _sets()
     table = Table("recipe", "method", "what it does")

@@ -98,7 +98,9 @@ def rendered(text: str, values: Mapping[str, str]) -> str:
 def test_compose_serves_as_the_page_says() -> None:
     text = (ROOT / "compose.yaml").read_text(encoding="utf-8")
     service: Any = YAML(typ="safe").load(rendered(text, {"TARGET": "TARGET", "RUN": "RUN"}))["services"]["vllm"]
-    folders = dict(reversed(volume.split(":")[:2]) for volume in service["volumes"])
+    folders = {volume["target"]: volume["source"] for volume in service["volumes"]}
+    # a relative folder is one in the long form alone
+    assert [volume["type"] for volume in service["volumes"]] == ["bind", "bind", "volume"]
     words = [
         *service["entrypoint"],
         *(word.replace("/run-folder", folders["/run-folder"]) for word in service["command"]),

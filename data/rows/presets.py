@@ -58,9 +58,7 @@ class ChosenPreset:
     def bring(self) -> str:
         """What to do where the hub cannot be asked."""
         what = self.preset.file or f"a file of its split {self.preset.split}"
-        return (
-            f"connect, or bring {what} ({' and '.join(self.preset.columns)}) and name it, data.source {self.name}=FILE"
-        )
+        return f"connect, or bring {what} ({' and '.join(self.preset.columns)}) and give {self.name}=FILE in its place"
 
 
 @cache

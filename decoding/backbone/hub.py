@@ -51,7 +51,7 @@ def vetted_config(path: str, *, revision: str | None, trust_remote_code: bool) -
     from transformers import AutoConfig, PretrainedConfig
 
     source = folder_or_name(path)
-    _say_asked(path, revision)
+    say_asked(path, revision)
     if (file := find_gguf(source)) is not None:
         return _config_of_gguf(path, file)
     if trust_remote_code:
@@ -82,7 +82,7 @@ def _say_not_run(path: str) -> None:
 
 
 @cache
-def _say_asked(path: str, revision: str | None) -> None:
+def say_asked(path: str, revision: str | None) -> None:
     """Say so before a wait: without a network the library tries for half a minute."""
     from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import HFValidationError
@@ -92,7 +92,13 @@ def _say_asked(path: str, revision: str | None) -> None:
         return
     with suppress(HFValidationError):  # no name that a hub knows, and refused at once
         validate_repo_id(path)
+        hush_retries()
         _log.warning("no folder is called %r, and it was not fetched before: the hub is asked for it", path)
+
+
+def hush_retries() -> None:
+    """Keep the library's line for each of its tries from the screen: the last error says the same."""
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 
 def is_here(path: str, *, revision: str | None = None) -> bool:
@@ -141,7 +147,7 @@ def load_tokenizer(
             made: PreTrainedTokenizerBase = gguf_tokenizer(file)
             return made
         here = Path(source).is_dir()
-        _say_asked(path, revision)
+        say_asked(path, revision)
         if here and not trust_remote_code:
             check_tokenizer_config(path, source, revision)
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)

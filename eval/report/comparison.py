@@ -22,7 +22,7 @@ from . import plots
 from .answers import ANSWERS, read_answers
 from .report import page_of, results_in
 from .results import read_results
-from .tables import stand_in
+from .tables import degenerate, stand_in
 
 _MACHINE = ("processor", "threads", "devices")
 """Of the environment: what speed hangs on."""
@@ -34,9 +34,6 @@ def write_comparison(runs: Sequence[Path]) -> Path:
     Raises:
         RequestError: a run is named twice, has not been evaluated, or its results are damaged.
     """
-    for run in runs:
-        if sum(run.resolve() == each.resolve() for each in runs) > 1:
-            raise RequestError(f"{run} is named twice; expected each run once")
     read = {name: _read(run) for name, run in zip(names_of(runs), runs, strict=True)}
     try:
         page = page_of("comparison.html", compared(read))
@@ -57,7 +54,14 @@ def _read(run: Path) -> dict[str, Any]:
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
-    """The shortest ends of the folders' paths that tell all of them apart."""
+    """The shortest ends of the folders' paths that tell all of them apart.
+
+    Raises:
+        RequestError: a run is named twice.
+    """
+    for run in runs:
+        if sum(run.resolve() == each.resolve() for each in runs) > 1:
+            raise RequestError(f"{run} is named twice; expected each run once")
     parts = [run.resolve().parts for run in runs]
     longest = max(map(len, parts))
     ends = ([str(Path(*each[-count:])) for each in parts] for count in range(1, longest + 1))
@@ -105,13 +109,15 @@ def _unlike(read: dict[str, dict[str, Any]]) -> Iterator[str]:
     for what, of, values in (*asked, ("machines", "speed", machines)):
         if len(set(values.values())) > 1:
             listed = "; ".join(f"{name}: {value}" for name, value in values.items())
-            yield f"The runs are of different {what}, so {of} do not compare: {listed}."
+            yield f"The runs are of different {what}, so {of} cannot be compared: {listed}."
 
 
 def _doubts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         if row["verdict"] != "lossless" and not stand_in(row):
             yield f"{row['label']} at T = {row['temperature']:g}: {row['verdict']}, so its figures prove nothing yet."
+        if row["flagged"]:
+            yield f"{degenerate({**row, 'method': row['label']})}."
 
 
 def _replay(name: str, results: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ verdict. Read next: `results.py`, what is read; `tables.py`, the same for a term
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from ...data.prompt_sets import SETS
 from ...errors import RequestError
 from ...storage import write_text
+from .comparison import names_of
 from .report import cell, results_in, visible
 from .results import read_results
 from .tables import DEGENERATE, MISSING, interval, verdict_of
@@ -51,7 +53,7 @@ def write_tables(run: Path, beside: Sequence[Path], *, markdown: bool, latex: bo
         beside: other runs, whose rows follow in the same table.
 
     Raises:
-        RequestError: one of them has not been evaluated, or on other prompt sets.
+        RequestError: one of them is named twice, has not been evaluated, or on other prompt sets.
     """
     table = paper_table([run, *beside])
     made = [("table.md", as_markdown(table))] * markdown + [("table.tex", as_latex(table))] * latex
@@ -61,24 +63,33 @@ def write_tables(run: Path, beside: Sequence[Path], *, markdown: bool, latex: bo
 
 
 def paper_table(runs: Sequence[Path]) -> PaperTable:
-    """The rows of one or several runs, which have to be of the same prompt sets."""
+    """The rows of one or several runs, which have to be of the same prompt sets, by target and temperature.
+
+    A method that several runs have in the same place is named with its run.
+    """
     columns: list[str] = []
-    rows, verdicts, others = [], [], []
-    for run in runs:
+    read, others = [], []
+    for name, run in zip(names_of(runs), runs, strict=True):
         path = results_in(run) / "results.json"
         results = read_results(path)
         for row in results["rows"]:
             parts = _parts(row)
-            if columns and [name for name, _ in parts] != columns:
+            if columns and [each for each, _ in parts] != columns:
                 raise RequestError(
-                    f"{path} is of the prompts {', '.join(name for name, _ in parts)}, and those before it are of "
+                    f"{path} is of the prompts {', '.join(each for each, _ in parts)}, and those before it are of "
                     f"{', '.join(columns)}; expected the same ones in that order: evaluate it on them"
                 )
-            columns = [name for name, _ in parts]
-            target, method = results["target"]["name"], row["method"]
-            rows.append((target, f"{row['temperature']:g}", method, [figures for _, figures in parts]))
-            others += [method] if "converted" in results else []
-            verdicts.append((f"{method} at T = {row['temperature']:g}", verdict_of(row)))
+            columns = [each for each, _ in parts]
+            place = (results["target"]["name"], f"{row['temperature']:g}")
+            read.append((place, row["method"], name, [figures for _, figures in parts], verdict_of(row)))
+            others += [row["method"]] if "converted" in results else []
+    count = Counter((place, method) for place, method, *_ in read)
+    places = list(dict.fromkeys(place for place, *_ in read))
+    rows, verdicts = [], []
+    for place, method, name, figures, verdict in sorted(read, key=lambda row: places.index(row[0])):
+        label = f"{name}: {method}" if count[place, method] > 1 else method
+        rows.append((*place, label, figures))
+        verdicts.append((f"{label} at T = {place[1]}", verdict))
     return PaperTable(columns, rows, _audit_line(verdicts), _converted(others))
 
 

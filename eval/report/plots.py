@@ -44,8 +44,8 @@ def acceptance_by_depth(rows: Sequence[dict[str, Any]]) -> Markup:
         for row in rows:
             if row["temperature"] == temperature:
                 number = methods.index(str(row["method"]))
-                # side by side, or intervals of equal methods would hide each other
-                shift = 0.06 * (number - (len(methods) - 1) / 2)
+                # side by side, or intervals of equal methods would hide each other; nearest to their own depth
+                shift = min(0.06, 0.6 / len(methods)) * (number - (len(methods) - 1) / 2)
                 points = [(d + 1 + shift, *v) for d, v in enumerate(row["n_alpha"])]
                 _errorbar(axes, points, labels[str(row["method"])], number)
         axes.set_ylim(-0.02, 1.02)

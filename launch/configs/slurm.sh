@@ -22,8 +22,10 @@ GPUS="${GPUS##*:}"  # it may name their kind
 CONFIG="$(python -c 'from importlib.resources import files; print(files("draftsmith") / "launch/configs/zero2_nodes.yaml")')"
 MAIN="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 export RECIPE OUT GPUS CONFIG MAIN
-# torch's launcher passes on the warning too
+# torch's launcher passes on the warning too, and ends what has not saved its checkpoint so many seconds later: 30 unless
+# told, and the time ends after 120
 export TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100
 
 code=0
 srun bash -c 'exec accelerate launch --config_file "$CONFIG" --num_machines "$SLURM_NNODES" \

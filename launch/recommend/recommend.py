@@ -8,17 +8,18 @@ everything.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import inf, log
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from ...drafters.published.known import KnownDrafter, known_drafters, same_model
 from ..check.devices import in_units
-from ..recipe.load import load_recipe, shipped_recipes
+from ..recipe.load import headline, load_recipe, shipped_recipes
 from ..recipe.model import Recipe
 from .target import Described, described
 
@@ -70,13 +71,14 @@ def recommend(name: str) -> str:
     found, how = published(target)
     sized = min((row for row in made_for() if row.model is None), key=lambda row: row.away(target.parameters))
     own = [row for row in made_for() if row.model is not None and any(same_model(row.model, n) for n in target.names)]
-    first = (*(one for row in own for one in row.first), *((target.chats and sized.chats) or sized.first))
+    first = (target.chats and sized.chats) or sized.first
     return "\n".join(
         [
             *_of_target(target),
+            *(line for row in own for line in (f"recipes for {row.shown} itself:", *_trained(target, row.first))),
             *_of_recipes(target, sized, first),
             *_of_published(found, how, target),
-            *_next(target, first[0]),
+            *_next(target, [*(one for row in own for one in row.first), *first][0]),
         ]
     )
 
@@ -126,9 +128,19 @@ def _of_target(target: Described) -> Iterator[str]:
 
 
 def _of_recipes(target: Described, sized: Made, first: tuple[str, ...]) -> Iterator[str]:
-    note = "" if sized.away(target.parameters) == 0 else "; this one is of another size, so check their learning rates"
+    note = "" if sized.away(target.parameters) == 0 else "; this target is of another size, so check learning rates"
     yield f"recipes for {sized.shown}, those that end in {sized.ending}{note}:"
-    for name in first:
+    yield from _trained(target, first)
+    others = [path for path in shipped_recipes() if path.stem.endswith(sized.ending) and path.stem not in first]
+    # one of them makes a target, and no drafter
+    yield f"  also {', '.join(path.stem for path in others if headline(path)[0] != 'target')}"
+    if target.chats is False:
+        yield "  without a chat template it learns from texts and code, or from prompts and completions"
+
+
+def _trained(target: Described, names: Sequence[str]) -> Iterator[str]:
+    """A line for each recipe: what it trains for this target, and how long that took."""
+    for name in names:
         recipe = load_recipe(name, []).recipe
         count = recipe.record.numbers(recipe, target)
         size = "`check` counts what it trains"
@@ -136,10 +148,6 @@ def _of_recipes(target: Described, sized: Made, first: tuple[str, ...]) -> Itera
             state = in_units(_STATE * count)
             size = f"trains {count / 1e6:,.2f} M parameters, {state} for weights, gradient and moments"
         yield f"  {name}: {size}; {_hours(recipe, target)}"
-    others = [path.stem for path in shipped_recipes() if path.stem.endswith(sized.ending) and path.stem not in first]
-    yield f"  also {', '.join(others)}"
-    if target.chats is False:
-        yield "  without a chat template it learns from texts and code, or from prompts and completions"
 
 
 def _hours(recipe: Recipe, target: Described) -> str:
@@ -156,18 +164,22 @@ def _hours(recipe: Recipe, target: Described) -> str:
 def _of_published(found: list[KnownDrafter], how: str, target: Described) -> Iterator[str]:
     if not found:
         listed = len(known_drafters())
-        yield f"published drafters: none for it in the shipped list of {listed}; the hub may have others"
+        names = f" by the name {' or '.join(target.names)}" if target.names else ""
+        yield (
+            f"published drafters: none found{names} in the shipped list of {listed} (draftsmith ls --drafters); "
+            "the hub may have others"
+        )
         return
     sizes = "; a model that was trained on from it has the same" if how.startswith("its sizes") else ""
     yield f"published drafters, found by {how}{sizes}:"
     for each in found:
         yield f"  hub:{each.name}: {each.form}, licence {each.licence or 'not stated'}"
-    yield f"  none was loaded here: draftsmith inspect-drafter hub:{found[0].name} --target {target.name}"
+    yield f"  none was loaded here: draftsmith inspect-drafter hub:{found[0].name} --target {quote(target.name)}"
 
 
 def _next(target: Described, first: str) -> Iterator[str]:
-    recipe, path = load_recipe(first, []).recipe, target.name
-    same = same_model(recipe.target.path, path)
+    recipe, path = load_recipe(first, []).recipe, quote(target.name)
+    same = same_model(recipe.target.path, target.name)
     sizes = "" if same or recipe.target.sizes is None else " --target.sizes null"
     if recipe.data.source != "stdlib":
         yield f"rows: draftsmith generate --source ROWS --target {path} --out answers"

@@ -13,10 +13,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ...decoding.backbone.hub import EMBEDDED, folder_or_name
+from ...decoding.backbone.hub import EMBEDDED, folder_or_name, say_asked
 from ...decoding.gguf.file import GgufFile, find_gguf, read_gguf
 from ...decoding.no_model import what_it_is
-from ...drafters.hub import endpoint, hub_errors, token
+from ...drafters.hub import PREFIX, endpoint, hub_errors, is_fetched, shown, token
 from ...drafters.sizes import check_sizes
 from ...errors import EnvironmentFailure, RequestError
 
@@ -72,12 +72,20 @@ def described(name: str) -> Described:
     if (file := find_gguf(source)) is not None:
         return _of_gguf(name, read_gguf(file))
     raw = _config_of(name, source)
-    names = {name: "its name"} if name != EMBEDDED else {}
+    names = {each: "its name" for each in _called(name, Path(source))} if name != EMBEDDED else {}
     if isinstance(made_from := raw.get("_name_or_path"), str):
         names |= {made_from: "_name_or_path in its config.json"}
     quantised = raw.get("quantization_config")
     method = str(quantised.get("quant_method", "some way")) if isinstance(quantised, dict) else None
     return _sized(name, raw, names, chats=_knows_chats(name, source), count=None, quantised=method)
+
+
+def _called(name: str, place: Path) -> tuple[str, ...]:
+    """What a target goes by: as it was asked for, and how its folder is called, or its page on the hub."""
+    if not place.is_dir():
+        return (name,)
+    folder = place.resolve()
+    return (name, shown(folder).removeprefix(PREFIX).partition("@")[0] if is_fetched(folder) else folder.name)
 
 
 def _of_gguf(name: str, file: GgufFile) -> Described:
@@ -102,6 +110,8 @@ def _config_of(name: str, source: str) -> dict[str, Any]:
     place = Path(source)
     if (reason := what_it_is(place, of_config=True)) or (place.exists() and not place.is_dir()):
         raise RequestError(f"{name}: {reason}; {_EXPECTED}")
+    if not place.is_dir():
+        say_asked(name, None)
     file = place / "config.json" if place.is_dir() else _fetched(name, "config.json")
     if file is None:
         raise RequestError(f"{name}: that page of the hub has no config.json; {_EXPECTED}")

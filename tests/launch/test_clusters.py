@@ -18,6 +18,7 @@ CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
 LAUNCHER = """\
 printf '%s\\n' "$@" > launched
 printf '%s' "$TORCHELASTIC_SIGNALS_TO_HANDLE" > signals
+printf '%s' "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" > patience
 mkdir -p "$OUT"
 printf '{"state": "x", "exit_code": %s}' "$ENDS_WITH" > "$OUT/status.json"
 [ "$ENDS_WITH" = 0 ]
@@ -61,6 +62,10 @@ def given(here: Path) -> dict[str, str]:
     return flags | {"recipe": words[at + 2], words[at + 3]: words[at + 4]}
 
 
+WARNED = 120
+"""Seconds before the end of its time that a Slurm job is told."""
+STOPPED_IN = 30
+"""Seconds after which torch's launcher ends what it has told to stop, where nothing else is said."""
 SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2", "SLURM_GPUS_PER_NODE": "h100:4"}
 
 
@@ -80,6 +85,7 @@ def test_slurm(ends_with: str, code: int, again: bool, tmp_path: Path, path: str
         "--out": "runs/a b",
     }
     assert "SIGUSR1" in (tmp_path / "signals").read_text()
+    assert STOPPED_IN < int((tmp_path / "patience").read_text()) < WARNED
     assert (tmp_path / "requeued").is_file() == again
 
 
@@ -89,7 +95,7 @@ def test_slurm_asks_for_what_it_starts() -> None:
     asked = dict(line.split("=", 1) for line in lines if "=" in line)
     assert asked["nodes"] == "2"
     assert asked["ntasks-per-node"] == "1"
-    assert asked["signal"] == "USR1@120"  # to the tasks, not to the script alone
+    assert asked["signal"] == f"USR1@{WARNED}"  # to the tasks, not to the script alone
     assert "requeue" in lines
     find_recipe("eagle3-8b")
 
@@ -118,4 +124,5 @@ def test_kubernetes(tmp_path: Path, path: str) -> None:
     gpus = container["resources"]["limits"]["nvidia.com/gpu"]
     assert int(flags["--num_processes"]) == spec["completions"] * gpus
     assert flags["--main_process_ip"] == f"{job['metadata']['name']}-0.{pod['subdomain']}"
+    assert STOPPED_IN < int((tmp_path / "patience").read_text()) < pod["terminationGracePeriodSeconds"]
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 0

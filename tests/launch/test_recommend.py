@@ -80,15 +80,36 @@ def test_llama_8b_by_the_name_in_its_config(tmp_path: Path) -> None:
     assert "found by _name_or_path in its config.json" in said
     assert "hub:RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3: EAGLE-3" in said
     nobodys = folder(tmp_path / "other", LLAMA_8B)
-    assert f"none for it in the shipped list of {len(known_drafters())}" in recommend(nobodys)
+    assert f"none found by the name {nobodys} or other in the shipped list of {len(known_drafters())}" in recommend(
+        nobodys
+    )
     assert "whether it has a chat template is not known" in recommend(nobodys)
 
 
 def test_a_folder_s_name_goes_before_what_its_config_says(tmp_path: Path) -> None:
     target = described(folder(tmp_path / "Qwen3-4B", QWEN3_8B | {"_name_or_path": "Qwen/Qwen3-8B"}))
-    assert [*target.names.values()] == ["its name", "_name_or_path in its config.json"]
+    assert [*target.names.values()] == ["its name", "its name", "_name_or_path in its config.json"]
     assert "distill-qwen3-4b: `check` counts what it trains" in recommend(str(tmp_path / "Qwen3-4B"))
-    assert "found by its name:" in recommend(str(tmp_path / "Qwen3-4B"))
+    said = recommend(str(tmp_path / "Qwen3-4B"))
+    assert "found by its name:" in said
+    assert said.index("recipes for Qwen3-4B itself:") < said.index("distill-qwen3-4b:") < said.index("that end in -8b")
+
+
+def test_a_folder_by_another_path_is_called_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder that one stands in, a link, and a page of the hub in its cache."""
+    here = tmp_path / "gpt-oss 20b" / "Qwen3-4B"
+    here.parent.mkdir()
+    folder(here, QWEN3_8B)
+    (tmp_path / "link").symlink_to(here)
+    cached = tmp_path / "models--Qwen--Qwen3-4B" / "snapshots" / ("0" * 40)
+    cached.parent.mkdir(parents=True)
+    folder(cached, QWEN3_8B)
+    monkeypatch.chdir(here)
+    found = known_drafters("Qwen/Qwen3-4B")
+    assert found
+    for name in (".", str(tmp_path / "link"), str(cached)):
+        assert f"hub:{found[0].name}" in recommend(name)
+    assert f"--target.path '{here}'" in recommend(str(here))
 
 
 def test_smollm2(tmp_path: Path) -> None:
@@ -107,9 +128,9 @@ def test_between_the_sizes_the_nearest_is_named_and_said_to_be_another(tmp_path:
     assert "46" in said.split(" M parameters")[0]  # below 50 M: inside
     assert "another size" not in said
     said = recommend(folder(tmp_path / "model", SMOLLM2 | {"num_hidden_layers": 9}))
-    assert "end in -tiny; this one is of another size" in said
+    assert "end in -tiny; this target is of another size" in said
     said = recommend(folder(tmp_path / "model", SMOLLM2 | {"num_hidden_layers": 20}))
-    assert "end in -small; this one is of another size" in said
+    assert "end in -small; this target is of another size" in said
     assert "time not measured for a target of this size" in said
 
 
@@ -119,7 +140,8 @@ def test_the_embedded_target(capfd: Captured) -> None:
     assert "recipes for some ten million parameters" in said
     assert "no chat template" in said
     assert "next: draftsmith copy eagle-tiny my.yaml" in said
-    assert "published drafters: none" in said
+    assert "published drafters: none found in the shipped list" in said
+    assert "target-tiny" not in said  # makes a target
 
 
 def test_a_small_target_with_a_template_has_the_recipe_for_chats(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_hubs_split_config_and_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_a_network_the_file_to_bring_is_named() -> None:
     said = r"data: sharegpt \(hub:anon.*\) cannot be loaded \(.*\); connect, or bring ShareGPT_V3_.*\.json "
-    with pytest.raises(EnvironmentFailure, match=said + r"\(conversations\) and name it, data.source sharegpt=FILE$"):
+    with pytest.raises(EnvironmentFailure, match=said + r"\(conversations\) and give sharegpt=FILE in its place$"):
         open_sources(DataConfig(source="sharegpt"))
     with pytest.raises(EnvironmentFailure, match=r"bring a file of its split train \(question and answer\)"):
         open_sources(DataConfig(source="gsm8k"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from draftsmith.errors import RequestError
+from draftsmith.eval.report import plots
 from draftsmith.eval.report.comparison import _calls, _times, names_of, write_comparison
 from draftsmith.launch.cli import main
 from helpers.browser import WORST_CONTRAST, opened
@@ -161,8 +162,24 @@ def test_unlike_runs_are_named(measured: Measured, tmp_path: Path) -> None:
     for what in ("targets, so tau", "prompts, so tau", "machines, so speed"):
         assert f"The runs are of different {what}" in page
     assert "not audited, so its figures prove nothing yet" in page
-    again = [run_of(tmp_path / name, measured[0], 1.2) for name in ("c", "d")]
+    again = [run_of(tmp_path / name, measured[0], 1.2, flagged=False) for name in ("c", "d")]
     assert 'class="warning"' not in write_comparison(again).read_text(encoding="utf-8")
+    looped = [run_of(tmp_path / "e", measured[0], 1.2, flagged=True), again[0]]
+    said = re.findall(
+        'class="warning">(.*?), T = 0: the target.* degenerate', write_comparison(looped).read_text("utf-8")
+    )
+    assert said == ["e"]
+
+
+def test_points_of_many_runs_stay_by_their_depth(measured: Measured) -> None:
+    """No interval of one depth stands among those of the next."""
+    rows = [{**measured[0]["rows"][0], "label": f"run {n}"} for n in range(24)]
+    drawn: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "_errorbar", lambda _axes, points, *_: drawn.append(points[0][0]))
+        plots.acceptance_by_depth([{**row, "method": row["label"]} for row in rows])
+    assert len(drawn) == len(rows)
+    assert 0.6 < min(drawn) < 0.8 < 1.2 < max(drawn) < 1.4
 
 
 def test_times_are_an_answers_own_where_they_were_kept() -> None:

@@ -125,6 +125,22 @@ def test_several_runs_and_their_audits(run: Path, measured: Measured, tmp_path: 
         paper_table([run, other.parent])
 
 
+def test_one_method_of_several_runs(run: Path, tmp_path: Path) -> None:
+    """Each row says whose it is, rows of one temperature stand together, and no run is there twice."""
+    other = tmp_path / "two"
+    other.mkdir()
+    (other / "results.json").write_text((run / "results.json").read_text())
+    table = paper_table([run, other])
+    assert [(temperature, method) for _, temperature, method, _ in table.rows] == [
+        ("0", "one: draft model"),
+        ("0", "two: draft model"),
+        ("1", "one: draft model"),
+        ("1", "two: draft model"),
+    ]
+    with pytest.raises(RequestError, match="two is named twice; expected each run once"):
+        paper_table([run, other, other])
+
+
 def test_a_single_set_has_no_mean(measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the command; without a table there is nothing that other runs stand in."""
     (tmp_path / "results.json").write_text(json.dumps(measured[0]))
