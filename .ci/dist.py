@@ -103,7 +103,7 @@ def tried(wheel: Path, python: str) -> None:
 
 
 def tried_by_uv(wheel: Path) -> None:
-    """Both lines of docs/install.md, with this Python. What pip was told of indexes goes along: uv does not read it."""
+    """Both lines of docs/install.md. What pip was told of indexes goes along: uv does not read it."""
     of_pip = {"UV_FIND_LINKS": "find-links", "UV_DEFAULT_INDEX": "index-url", "UV_CONSTRAINT": "constraint"}
     told = {name: value for name, key in of_pip.items() if (value := pip_setting(key))}
     with tempfile.TemporaryDirectory(prefix="draftsmith-uv-") as place:
