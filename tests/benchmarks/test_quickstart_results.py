@@ -122,6 +122,15 @@ def test_the_log_of_a_fresh_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "| make quickstart | passed | 640 s | 1.9 GB |",
         "| make test | FAILED | 812 s | 2.4 GB |",
     ]
+    assert record.notes == []
+    (tmp_path / "quickstart.log").write_text(
+        "1/6 a look ...\n2/6 training, an\nEAGLE-1 drafter ... (33 s so\nfar)\n3/6 x (9 s so far)\n"
+    )
+    (tmp_path / "log").write_text(LOG.replace("log: somewhere", f"log: {tmp_path / 'quickstart.log'}"))
+    call(monkeypatch, "--newcomer", str(tmp_path / "log"), "--results", str(tmp_path))
+    (note,) = read_record(tmp_path / "newcomer.json").notes
+    assert "came 33 s after `make quickstart` had installed" in note
+    assert str(tmp_path) not in (tmp_path / "newcomer.json").read_text()
     (tmp_path / "log").write_text("nothing\n")
     with pytest.raises(SystemExit, match="no line"):
         call(monkeypatch, "--newcomer", str(tmp_path / "log"), "--results", str(tmp_path))
