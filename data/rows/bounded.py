@@ -29,6 +29,8 @@ from jinja2.visitor import NodeTransformer
 
 CLOCK = "strftime_now"
 """The function by which a template asks for the time."""
+GIVEN = ("messages", "tools", "add_generation_prompt", CLOCK)
+"""What every template is given beside its own variables."""
 # for messages of no length; templates of released models do hundreds of steps for a turn
 _STEPS = 200_000
 _STEPS_PER_CHARACTER = 200
@@ -76,8 +78,8 @@ def render(
 
     token = _METER.set(_Meter([messages, tools, [*values.values()]], mark=mark))
     try:
-        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": answer_next}
-        return _compiled(source).render(**{CLOCK: clock}, **given, **values)
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": answer_next, CLOCK: clock}
+        return _compiled(source).render({"documents": None, **values, **given})
     finally:
         _METER.reset(token)
 

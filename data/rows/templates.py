@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError, DraftsmithError, RequestError
-from .bounded import CLOCK, render, unmarked
+from .bounded import CLOCK, GIVEN, render, unmarked
 from .chats.calls import with_text
+from .chats.tags import inline, own_thoughts
 from .raw import BadRow
 from .shapes import THOUGHTS, Chat
 
@@ -29,8 +30,10 @@ Messages = Sequence[dict[str, Any]]
 Values = Mapping[str, Any]
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# two days of which no part is the same
-_DAYS = ("2003-12-31", "2034-01-02")
+# two times of which no part is the same
+_TIMES = ("2003-12-31T23:58:59", "2034-01-02T00:01:02")
+_TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
+_CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
 
 
 def named_template(name: str) -> str:
@@ -89,14 +92,19 @@ def render_chat(
 def _with_thoughts_named(messages: Messages) -> list[dict[str, Any]]:
     """Messages as engines hand them to templates: without what is None, thoughts by every name that one reads.
 
-    That is `thinking` for gpt-oss, the first name for others.
+    That is `thinking` for gpt-oss, the first name for others. Thoughts are handed over once, and none are no thoughts.
     """
     made = []
     for each in messages:
-        message = {name: value for name, value in each.items() if value is not None}
-        thoughts = next((message[name] for name in THOUGHTS if message.get(name) is not None), None)
+        thoughts = own_thoughts(each)
+        message = {
+            name: value for name, value in each.items() if value is not None and (name not in THOUGHTS or thoughts)
+        }
+        held = inline(message["content"]) if thoughts and isinstance(message.get("content"), str) else None
+        if thoughts and held and held[0].strip() == thoughts.strip():
+            message["content"] = held[1].lstrip("\n")
         named = {"thinking": thoughts, **message, "reasoning_content": thoughts}
-        made.append(message if thoughts is None else named)
+        made.append(named if thoughts else message)
     return made
 
 
@@ -124,6 +132,8 @@ def check_values(tokenizer: PreTrainedTokenizerBase, values: Values | None) -> N
             "data.template_values is set, and the target's tokenizer has no chat template; leave it out"
         )
     source = _all_sources(tokenizer.chat_template)
+    if taken := next((name for name in values if name in GIVEN), None):
+        raise RequestError(f"data.template_values sets {taken!r}, which every template is given already; leave it out")
     unread = next((name for name in values if not re.search(rf"\b{re.escape(name)}\b", source)), None)
     if unread is not None:
         asked = sorted(set(re.findall(r"\b(\w+) is (?:not )?defined", source)))
@@ -144,16 +154,21 @@ def reads_clock(
     source = template if template is not None else tokenizer.chat_template
     if source is None or CLOCK not in _all_sources(source):
         return False
-    user = [{"role": "user", "content": "why"}]
-    tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
-    for tools in (None, [tool]):
+    asked = [{"role": "user", "content": "why"}]
+    told = [{"role": "system", "content": "so"}, *asked, {"role": "assistant", "content": "so"}, *asked]
+    called = [*asked, {"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "content": "so"}]
+    for messages, tools in ((asked, None), (asked, [_TOOL]), (told, None), (called, [_TOOL])):
         try:
             first, second = (
-                render_chat(tokenizer, user, answer_next=True, tools=tools, template=template, values=values, day=day)
-                for day in _DAYS
+                render_chat(
+                    tokenizer, messages, answer_next=True, tools=tools, template=template, values=values, day=each
+                )
+                for each in _TIMES
             )
         except BadRow:
-            return True  # it names the clock, and refuses to show what for
+            if messages is asked:
+                return True  # it names the clock, and refuses to show what for
+            continue  # it takes no such turns
         if first != second:
             return True
     return False

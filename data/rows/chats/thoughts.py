@@ -1,8 +1,7 @@
-"""Thoughts that a prompt opens, or closes, in front of an answer, and what a target then writes behind it.
+"""What a target writes behind a prompt that opens thoughts, or closes them.
 
-Templates of reasoning models end their prompts with `<think>` (DeepSeek R1, Qwen3-Thinking), or with an empty
-pair of tags where thinking is switched off; the same templates write the turn into a chat in another way.
-Read next: `turns.py`, which asks here where a turn as it is written does not begin with its prompt.
+A template that ends its prompts so writes the turn into a chat in another way. Read next: `tags.py`; `turns.py`,
+which asks here where a turn as it is written does not begin with its prompt, or lacks its thoughts.
 """
 
 from __future__ import annotations
@@ -13,14 +12,19 @@ from typing import Any, NamedTuple
 from ..raw import BadRow
 from ..shapes import THOUGHTS, Chat
 from ..templates import ChatTemplate
+from .tags import (
+    CLOSING,
+    EMPTY,
+    begins_thoughts,
+    closed_by,
+    closes_thoughts,
+    inline,
+    named_by,
+    opened_by,
+    own_thoughts,
+)
 
-_OPENED = r"<(?P<angle>[^<>/\s]*(?:think|thought|reason)[^<>/\s]*)>|\[(?P<square>THINK)\]"
-_CLOSED = r"</[^<>\s]*(?:think|thought|reason)[^<>\s]*>|\[/THINK\]|<\|END_THINKING\|>"
-_OPENS = re.compile(rf"(?:{_OPENED})(?P<blanks>\s*)$", re.IGNORECASE)
-_EMPTY = re.compile(rf"(?:{_OPENED})\s*(?:{_CLOSED})\s*", re.IGNORECASE)
-_CLOSES = re.compile(rf"{_EMPTY.pattern}$", re.IGNORECASE)
-# prompts end with few characters of tags
-_TAIL = 200
+_PROBE = "THOUGHTSxOFxTHISxTURN"
 
 
 class PromptDiffers(BadRow):
@@ -46,35 +50,64 @@ class _Parted(NamedTuple):
 
 def opening(prompt: str) -> str:
     """The tag, with the blanks behind it, by which a prompt opens thoughts; empty where it opens none."""
-    found = _OPENS.search(prompt, max(0, len(prompt) - _TAIL))
+    found = opened_by(prompt)
     return found[0] if found else ""
 
 
 def behind_prompt(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> Behind:
-    """What the target writes as turn `at`, whose chat `upto` it does not begin with `prompt`.
+    """What the target writes as turn `at`, whose chat `upto` does not begin with `prompt` or lacks the thoughts.
 
     Raises:
         PromptDiffers: it is not for thoughts that they differ.
     """
-    start = max(0, len(prompt) - _TAIL)
-    closes = _CLOSES.search(prompt, start)
-    opens = None if closes else _OPENS.search(prompt, start)
+    closes, opens = closed_by(prompt), opened_by(prompt)
     found = closes or opens
     if found is None:
         raise PromptDiffers(f"turn {at + 1}: {difference(prompt, upto)}")
     head = prompt[: found.start()]
-    parted = _parted(chat.messages[at], found, close=_closing(found))
+    parted = _parted(chat.messages[at], found)
     bare = template.write(chat, [*chat.messages[:at], parted.message])
     if not bare.startswith(head):
         raise PromptDiffers(f"turn {at + 1}: {difference(head, bare)}")
     rest = bare[len(head) : template.without_tail(bare, len(head))]
-    empty = _EMPTY.match(rest)
-    rest = rest[empty.end() :] if empty else rest
     if closes:
+        # what the prompt has, and no blank more: those behind it the target writes
+        rest = rest.removeprefix(found[0]) if rest.startswith(found[0]) else _without(EMPTY, rest)
         return Behind(rest, None if parted.thoughts is None else "thoughts")
     if parted.thoughts is None:
-        return Behind(rest, "no thoughts")
-    return Behind(parted.thoughts + rest, None)
+        return Behind(_without(EMPTY, rest), "no thoughts")
+    return Behind(parted.thoughts + _without(CLOSING, _without(EMPTY, rest)), None)
+
+
+def _without(tags: re.Pattern[str], text: str) -> str:
+    """A text without the tags that it begins with."""
+    found = tags.match(text)
+    return text[found.end() :] if found else text
+
+
+def cut_in_thoughts(template: ChatTemplate, chat: Chat, at: int, prompt: str) -> str | None:
+    """The text of turn `at`, prompt and all, if it was cut off in its thoughts: nothing of it closes them.
+
+    Raises:
+        BadRow: the template does not tell how they begin.
+    """
+    message, opens = chat.messages[at], opened_by(prompt)
+    content, own = message["content"], own_thoughts(message)
+    if message.get("tool_calls") or closed_by(prompt):
+        return None
+    if own is None:
+        if closes_thoughts(content) or not (opens or begins_thoughts(content)):
+            return None
+        return prompt + (_without_opening(content, opens) if opens else content)
+    if content.strip():
+        return None
+    if opens:
+        return prompt + (own.lstrip("\n") if opens["blanks"] else own)
+    probe = {**{name: each for name, each in message.items() if name not in THOUGHTS}, THOUGHTS[0]: _PROBE}
+    before, found, _ = template.write(chat, [*chat.messages[:at], probe]).partition(_PROBE)
+    if not found or not before.startswith(prompt):
+        raise BadRow(f"turn {at + 1} was cut off in its thoughts, and the template does not tell how they begin")
+    return before + own.lstrip("\n")
 
 
 def difference(prompt: str, text: str) -> str:
@@ -84,14 +117,31 @@ def difference(prompt: str, text: str) -> str:
     return f"the decoder's prompt reads {prompt[start : at + 40]!r}, the text to train on {text[start : at + 40]!r}"
 
 
-def _parted(message: dict[str, Any], found: re.Match[str], close: str) -> _Parted:
-    """A turn and its thoughts, which it keeps in a field of their own or in front of its content."""
-    own = next((str(message[name]) for name in THOUGHTS if str(message.get(name) or "").strip()), None)
+def change_of(message: dict[str, Any], written: str) -> str | None:
+    """What a template leaves out of a turn that it has written: `unwritten` thoughts, or `changed` words or blanks."""
+    held = inline(message["content"])
+    thoughts = own_thoughts(message) or (held[0] if held else "")
+    if thoughts.strip() not in written:
+        return "unwritten"
+    # between thoughts and words every template has its own blanks
+    words = held[1].strip() if held else message["content"]
+    return None if words in written else "changed"
+
+
+def _parted(message: dict[str, Any], found: re.Match[str]) -> _Parted:
+    """A turn and its thoughts, which it keeps in a field of their own or in front of its content.
+
+    How many blanks a target writes around them is not in the row: it is guessed by the prompt.
+    """
+    own, (_, close) = own_thoughts(message), named_by(found)
     bare = {name: each for name, each in message.items() if name not in THOUGHTS}
     content = message["content"]
     if own is not None:
-        lead = "" if found[0][-1:].isspace() else "\n"
-        return _Parted({**bare, "content": content.lstrip("\n")}, f"{lead}{own.strip(chr(10))}\n{close}\n\n")
+        inner = own.strip("\n")
+        lines = found[0][-1:].isspace()
+        return _Parted(
+            {**bare, "content": content.lstrip("\n")}, f"{inner}\n{close}\n\n" if lines else f"{inner}{close}"
+        )
     before, tag, behind = content.partition(close)
     if not tag:
         return _Parted(bare, None)
@@ -102,16 +152,8 @@ def _parted(message: dict[str, Any], found: re.Match[str], close: str) -> _Parte
 
 def _without_opening(thoughts: str, found: re.Match[str]) -> str:
     """Thoughts behind the tag and the blanks with which the prompt has opened them."""
-    tag = found[0].partition(">")[0] + ">" if found["angle"] else f"[{found['square']}]"
+    tag, _ = named_by(found)
     stripped = thoughts.lstrip()
     if not stripped.startswith(tag):
         return thoughts
-    blanks = found.groupdict().get("blanks") or ""
-    return stripped[len(tag) :].removeprefix(blanks)
-
-
-def _closing(found: re.Match[str]) -> str:
-    name = found["angle"]
-    if name is None:
-        return f"[/{found['square']}]"
-    return f"<{name.replace('START', 'END')}>" if "START" in name else f"</{name}>"
+    return stripped[len(tag) :].removeprefix(found.groupdict().get("blanks") or "")

@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 from ..raw import BadRow
 from ..shapes import Chat, counts, is_empty
 from ..templates import ChatTemplate, Span
-from .thoughts import PromptDiffers, behind_prompt
+from .tags import inline, opened_by, own_thoughts
+from .thoughts import PromptDiffers, behind_prompt, change_of, cut_in_thoughts
 
 LossOn = Literal["assistant", "last", "all"]
 _PROBE = "ANSWERxOFxTHISxTURN"
@@ -47,6 +48,8 @@ NOTES = {
     "other tokens": "have other tokens than the target wrote",
     "thoughts": "without their thoughts, which prompts close",
     "no thoughts": "without thoughts, though prompts open some",
+    "unwritten": "without their thoughts, which the template does not write",
+    "changed": "in other words or blanks than the row's, as the template writes them",
     "cut": "cut off, and learnt without an end",
 }
 """Why answers are not in the loss, the first four; how others are not as the row has them."""
@@ -62,6 +65,8 @@ class _Answer(NamedTuple):
     upto: str | None
     """None where the template's own text is not what is learnt."""
     is_cut: bool
+    unwritten: str = ""
+    """Of one that was cut off, the end that the template writes behind it and the target never did."""
 
 
 def pieces_of(template: ChatTemplate, chat: Chat, loss_on: LossOn) -> Pieces:
@@ -76,7 +81,7 @@ def pieces_of(template: ChatTemplate, chat: Chat, loss_on: LossOn) -> Pieces:
     is_one = len(groups) < 2 and all(text.startswith(each.text) for each in answers)
     if loss_on == "all":
         texts = [_without_cut_end(chat, answers, text)] if is_one else [group[-1].text for group in groups]
-        return Pieces(list(_all_count(texts, chat, answers)), notes)
+        return Pieces(list(_all_count(template, texts, chat, answers)), notes)
     made = [_whole(template, chat, answers, text)] if is_one else [_part(template, chat, group) for group in groups]
     return Pieces([_judged(each, chat, notes) for each in made], notes)
 
@@ -98,21 +103,31 @@ def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes
 
 
 def _answer(template: ChatTemplate, chat: Chat, at: int, text: str, notes: Counter[str]) -> _Answer:
-    prompt = template.prompt(chat, at)
-    upto: str | None = text if at == len(chat.messages) - 1 else template.write(chat, chat.messages[: at + 1])
-    assert upto is not None
-    if upto.startswith(prompt):
-        own = upto[: template.without_tail(upto, len(prompt))]
-    else:
-        behind = behind_prompt(template, chat, at, prompt, upto)
-        own, upto = prompt + behind.text, None
-        if behind.change:
-            notes[behind.change] += 1
-    is_cut = chat.messages[at].get("ended") is False
+    prompt, message = template.prompt(chat, at), chat.messages[at]
+    upto = text if at == len(chat.messages) - 1 else template.write(chat, chat.messages[: at + 1])
+    is_cut = message.get("ended") is False
+    if is_cut and (thinking := cut_in_thoughts(template, chat, at, prompt)) is not None:
+        notes["cut"] += 1
+        return _Answer(at, len(prompt), thinking, None, is_cut)
+    own, is_its_own, change = _written(template, chat, at, prompt, upto)
+    if change := change or change_of(message, own[len(prompt) :]):
+        notes[change] += 1
+    whole = own
     if is_cut:
         own = _without_end(template, chat, at, own, len(prompt))
         notes["cut"] += 1
-    return _Answer(at, len(prompt), own, upto, is_cut)
+    return _Answer(at, len(prompt), own, upto if is_its_own else None, is_cut, whole[len(own) :])
+
+
+def _written(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> tuple[str, bool, str | None]:
+    """The text of turn `at` with its prompt and its end, whether the template writes it so, and what it changes."""
+    opens, message = opened_by(prompt), chat.messages[at]
+    held = inline(message["content"])
+    thoughts = (own_thoughts(message) or (held[0] if held else "")).strip()
+    if upto.startswith(prompt) and not (opens and thoughts not in upto[len(prompt) :]):
+        return upto[: template.without_tail(upto, len(prompt))], True, None if thoughts or not opens else "no thoughts"
+    behind = behind_prompt(template, chat, at, prompt, upto)
+    return prompt + behind.text, False, behind.change
 
 
 def _without_end(template: ChatTemplate, chat: Chat, at: int, text: str, start: int) -> str:
@@ -162,14 +177,16 @@ def _part(template: ChatTemplate, chat: Chat, group: Sequence[_Answer]) -> Piece
 
 
 def _of_turns(spans: Sequence[Span], answers: Sequence[_Answer]) -> tuple[list[Span], list[int]]:
-    """Marked stretches without the ends of answers that have none, and the turn of each; -1 for an opening word."""
+    """Marked stretches of these answers, without the ends of those that have none, and the turn of each.
+
+    Marks leave parts of answers out; they add no turn that is not learnt from without them.
+    """
     kept, turns = [], []
     for start, end in spans:
-        of = next((each for each in answers if each.start <= start < len(each.text)), None)
-        if of is not None and of.is_cut:
-            end = min(end, len(of.text))
-        kept.append((start, end))
-        turns.append(-1 if of is None else of.turn)
+        of = next((each for each in answers if start < len(each.text) and each.start < end), None)
+        if of is not None:
+            kept.append((start, min(end, len(of.text)) if of.is_cut else end))
+            turns.append(of.turn)
     return kept, turns
 
 
@@ -186,16 +203,45 @@ def _judged(piece: Piece, chat: Chat, notes: Counter[str]) -> Piece:
     return Piece(piece.text, [span for span, _ in kept], [turn for _, turn in kept])
 
 
-def _all_count(texts: Sequence[str], chat: Chat, answers: Sequence[_Answer]) -> Iterator[Piece]:
-    """Texts of which everything counts once, but for turns that say otherwise."""
-    out = [(each.start, len(each.text), each.text) for each in answers if not counts(chat.messages[each.turn])]
+def _all_count(
+    template: ChatTemplate, texts: Sequence[str], chat: Chat, answers: Sequence[_Answer]
+) -> Iterator[Piece]:
+    """Texts of which everything counts once, but for turns that say otherwise, and ends that nobody wrote."""
+    out = [*_unwritten(chat, answers), *_marked_turns(template, chat)]
     before = ""
     for text in texts:
-        shared = len(commonprefix([before, text]))
-        holes = [(start, end) for start, end, own in out if text.startswith(own)]
-        before = text
-        if not shared and not holes:
-            yield Piece(text, None)
-            continue
-        edges = [shared, *(edge for hole in holes for edge in hole), len(text)]
-        yield Piece(text, [(a, b) for a, b in zip(edges[::2], edges[1::2]) if a < b], [-1] * (len(edges) // 2))
+        holes = [(0, len(commonprefix([before, text]))), *(hole for own, hole in out if text.startswith(own))]
+        before, spans = text, list(_outside(holes, len(text)))
+        yield Piece(text, None) if spans == [(0, len(text))] else Piece(text, spans, [-1] * len(spans))
+
+
+def _unwritten(chat: Chat, answers: Sequence[_Answer]) -> Iterator[tuple[str, Span]]:
+    """Texts up to answers, each with what of it is not to be learnt: all of the answer, or an end that has none."""
+    for each in answers:
+        message, start, end = chat.messages[each.turn], each.start, len(each.text)
+        if each.is_cut:
+            yield each.text, (end, end + len(each.unwritten))
+        if not counts(message) or is_empty(message):
+            yield each.text, (start, end)
+
+
+def _marked_turns(template: ChatTemplate, chat: Chat) -> Iterator[tuple[str, Span]]:
+    """The same of turns of others that are marked."""
+    for at, message in enumerate(chat.messages):
+        if message["role"] != "assistant" and not counts(message):
+            before = template.write(chat, chat.messages[:at]) if at else ""
+            upto = template.write(chat, chat.messages[: at + 1])
+            if not upto.startswith(before):
+                raise BadRow(f"turn {at + 1} is marked as not to be trained on, and where it begins cannot be told")
+            yield upto, (len(before), len(upto))
+
+
+def _outside(holes: Sequence[Span], length: int) -> Iterator[Span]:
+    """What of a text lies in none of its holes."""
+    at = 0
+    for start, end in sorted(holes):
+        if at < start:
+            yield at, min(start, length)
+        at = max(at, end)
+    if at < length:
+        yield at, length
