@@ -178,18 +178,20 @@ def _chat(name: str, category: str, messages: list[Message], tools: list[Message
     turns = _turns([each["content"] for each in messages if each["role"] == "user"])
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     others = messages[1:] if system is not None else messages
-    if tools is None and all(map(_is_simple, others)) and others[0]["role"] == "user":
-        return Prompt(name, category, turns, chat=True, system=system or None)
+    if tools is None and _takes_turns(others):
+        return Prompt(name, category, turns, chat=True, system=system)
     kept = tuple(
         None if at and each["role"] == "assistant" and not each.get("tool_calls") else each
         for at, each in enumerate(messages)
     )
-    return Prompt(name, category, turns, chat=True, system=system or None, messages=kept, tools=tools)
+    return Prompt(name, category, turns, chat=True, system=system, messages=kept, tools=tools)
 
 
-def _is_simple(message: Message) -> bool:
-    """Whether a turn is a user's text or a model's answer."""
-    return message["role"] in ("user", "assistant") and not message.get("tool_calls")
+def _takes_turns(messages: Sequence[Message]) -> bool:
+    """Whether these are a user's texts and a model's answers by turns, no calls among them."""
+    roles = [each["role"] for each in messages]
+    expected = [("user", "assistant")[at % 2] for at in range(len(roles))]
+    return roles == expected and not any(each.get("tool_calls") for each in messages)
 
 
 def _turns(turns: Any, what: str = "turns") -> tuple[str, ...]:

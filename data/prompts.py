@@ -115,7 +115,7 @@ def render(
         ids = [*last.prompt, *last.body, *ids_of(tokenizer, prompt.turns[len(answers)])]
     else:
         earlier = [str(part) for pair in zip(prompt.turns, answers) for part in pair]
-        system = [] if prompt.system is None else [plain_prompt([prompt.system, ""])]
+        system = [plain_prompt([prompt.system, ""])] if prompt.system else []
         text = "".join([*system, *earlier, prompt.turns[len(answers)]])
         ids = [*beginning(tokenizer), *ids_of(tokenizer, text)]
     return ids if limit is None else ids[-limit:]

@@ -23,7 +23,7 @@ from ..rows.chats.written import IDS, Turn, Written
 from ..rows.encode import Encoder, beginning, plain_prompt
 from ..rows.raw import BadRow, Rejected
 from ..rows.records import Placed
-from ..rows.shapes import Chat, Record, Text, Tokens, parse
+from ..rows.shapes import Chat, Record, Text, Tokens
 from ..rows.templates import render_chat
 from .trial import FIRST, Trial
 
@@ -164,6 +164,9 @@ class Asker:
 
     def hear(self, dialogue: Dialogue, reply: Reply) -> None:
         """Take the reply into the dialogue, or refuse it and the row with it."""
+        if not reply.ended:
+            # a limit of tokens falls into characters too; ids are whole
+            reply = replace(reply, text=reply.text.rstrip("\ufffd"))
         try:
             self._judge(dialogue, reply)
         except NoAnswer as reason:
@@ -194,7 +197,7 @@ class Asker:
         if dialogue.no_answer is None:
             shape, row = self._written(dialogue)
             try:
-                self.trial.check(parse(row, shape), self.encoder)  # as training will read it
+                self.trial.check(row, shape, self.encoder)  # as training will read it
                 entry = number | {"shape": shape, "answer": row} | self._counts(dialogue)
                 return entry | {CORRECTIONS: dialogue.corrections}
             except BadRow as bad:

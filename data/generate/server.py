@@ -88,7 +88,13 @@ class Client:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise Passing(f"no completion in the answer: {self._transport.shown(response.text)}") from error
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        return _reply(told, reason, tokens if isinstance(tokens, int) else self._count(told))
+        # gateways fill in zeros
+        count = tokens if isinstance(tokens, int) and tokens > 0 else self._count(told)
+        # some say nothing of it: then the limit tells
+        ended = count < self._request.max_new_tokens if reason is None else _ENDED.get(str(reason))
+        if ended is None:
+            raise NoAnswer("answer", f"the server ended the answer by {reason!r:.40}")
+        return _reply(told, ended, count)
 
     def _count(self, told: Message) -> int:
         """Tokens of an answer whose server does not say how many they are."""
@@ -101,7 +107,14 @@ class Client:
         return len(self._tokenizer(told.decoded, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _reply(told: Message, reason: Any, tokens: int) -> Reply:
+_ENDED = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn"), True),
+    **dict.fromkeys(("length", "max_tokens", "max_length"), False),
+}
+"""Whether an answer ended by itself, by the names that servers have for it."""
+
+
+def _reply(told: Message, ended: bool, tokens: int) -> Reply:
     """The answer; asking again would not make another one of what is none.
 
     Raises:
@@ -109,18 +122,16 @@ def _reply(told: Message, reason: Any, tokens: int) -> Reply:
     """
     if told.calls:
         raise NoAnswer("answer", "the target calls a tool, which nobody runs")
-    if reason not in ("stop", "length"):
-        raise NoAnswer("answer", f"the server ended the answer by {reason!r:.40}")
     if told.withheld:
         raise NoAnswer("answer", "the server keeps the target's thoughts back: they are summarised or encrypted")
     if not isinstance(told.text, str | None):
         raise NoAnswer("answer", f"the server's text is a {type(told.text).__name__}")
     if not (told.text or "").strip():
-        if reason == "length":
+        if not ended:
             where = ", and the target was still thinking: nothing of it can be kept" if told.thoughts else ""
             raise NoAnswer("cut", f"the answer was cut off after {tokens} tokens{where}")
         raise NoAnswer("empty", "the answer is empty" + (", its thoughts apart" if told.thoughts else ""))
-    return Reply(told.text or "", tokens, reason == "stop", reasoning=told.thoughts or None)
+    return Reply(told.text or "", tokens, ended, reasoning=told.thoughts or None)
 
 
 def answer_rows(rows: Iterable[Placed | Rejected], asker: Asker, request: ServerRequest, journal: Journal) -> None:

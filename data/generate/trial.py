@@ -7,12 +7,13 @@ more need not be asked for. Read next: `answers.py`, which asks here; `rows/enco
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import DataError
 from ..rows.chats.turns import NOTES
 from ..rows.encode import Encoder
 from ..rows.raw import BadRow
-from ..rows.shapes import Record
+from ..rows.shapes import RowShape, parse
 
 FIRST = 8
 """Rows of which one has to be learnt from."""
@@ -25,13 +26,16 @@ class Trial:
     learnt: bool = False
     refused: list[str] = field(default_factory=list)
 
-    def check(self, record: Record, encoder: Encoder) -> None:
-        """Encode an answered row as training will.
+    def check(self, row: dict[str, Any], shape: RowShape, encoder: Encoder) -> None:
+        """Read and encode an answered row as training will.
 
         Raises:
             BadRow: training would leave it out. DataError: it would have left out all of the first rows.
         """
-        (encoded,) = encoder([record])
+        try:
+            (encoded,) = encoder([parse(row, shape)])
+        except BadRow as bad:
+            encoded = bad
         if not isinstance(encoded, BadRow) and any(each.in_loss[1:].any() for each in encoded.documents):
             self.learnt = True
             return

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...decoding.backbone.hub import generation_ends
 from ...storage import delete_leftovers, read_manifest, sha256, staged_folder
 from ...storage.formats import TOKENISED
 from ..config import DataConfig
@@ -62,6 +63,8 @@ def make_key(config: DataConfig, tokenizer: PreTrainedTokenizerBase, contents: S
         "versions": {name: _version(name) for name in _PACKAGES},
         "python": sys.version_info[:2],  # its json and csv read the lines
     }
+    if ends := sorted({*generation_ends(tokenizer.name_or_path)} - {tokenizer.eos_token_id}):
+        shaped_by["ends"] = ends  # rows that spell one are left out
     return hashlib.sha256(json.dumps(shaped_by, sort_keys=True).encode()).hexdigest()
 
 

@@ -266,8 +266,7 @@ def check_tally(tally: Tally, source: str, allowed: float, rejected_file: Path |
     if tally.masked and tally.unlabelled == tally.masked:
         raise DataError(
             f"{source}: the loss mask is empty: no token of any of {tally.masked} rows counts. "
-            "Either data.sequence_length cuts every answer off, or the chat template's generation "
-            "marks enclose nothing; look with `draftsmith inspect`, or set data.loss_on: all"
+            f"{_why_empty(tally)}; look with `draftsmith inspect`, or set data.loss_on: all"
         )
     if tally.masked and tally.full == tally.masked:
         raise DataError(
@@ -275,6 +274,13 @@ def check_tally(tally: Tally, source: str, allowed: float, rejected_file: Path |
             "prompts included. The chat template's generation marks enclose too much; correct "
             "them, or set data.loss_on: all if that is meant"
         )
+
+
+def _why_empty(tally: Tally) -> str:
+    known = ", ".join(f"{tally.notes[why]:,} {NOTES[why]}" for why in LEFT if tally.notes[why])
+    if known:
+        return f"Its answers are left out: {known}"
+    return "Either data.sequence_length cuts every answer off, or the chat template's generation marks enclose nothing"
 
 
 def left_out(tally: Tally, source: str) -> str:

@@ -364,8 +364,8 @@ def _content(value: Any, what: str) -> str:
 
 
 def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, if an assistant turn in them has content."""
-    spoken = [m["content"] or m.get("tool_calls") for m in messages if m["role"] == "assistant"]
+    """The messages, if an assistant turn in them says something, be it thoughts alone."""
+    spoken = [m["content"] or not is_empty(m) for m in messages if m["role"] == "assistant"]
     if not any(spoken):
         raise BadRow(f"{'every' if spoken else 'no'} assistant turn{' is empty' if spoken else ''}")
     return messages

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,11 +117,26 @@ def check_held(model: nn.Module, path: str) -> None:
             f"the config.json of {path!r} describes a model of {described:,} numbers, and its weights hold {held:,}; "
             "its weights are of other sizes than its config.json says: take both from one place"
         )
+    other = [] if quantised else _of_other_sizes(model, {name: head.shape for name, head in heads.items()})
+    if other:
+        raise RequestError(
+            f"the weights of {path!r} hold {other[0]}, so its weights are of other sizes than its config.json says: "
+            "take both from one place"
+        )
     missing = [] if quantised else _missing(model, {name: math.prod(head.shape) for name, head in heads.items()})
     if missing:
         with loading_errors("model", path, "config.json and safetensors weights"):
             others = f" and {len(missing) - 1} others" * (len(missing) > 1)
             raise ValueError(f"its weights lack {missing[0]}{others}")
+
+
+def _of_other_sizes(model: nn.Module, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """The weights that stand in the files under their own names with more or fewer numbers, with both shapes."""
+    return [
+        f"{name} as {list(shapes[name])} in place of {list(parameter.shape)}"
+        for name, parameter in model.named_parameters()
+        if name in shapes and math.prod(shapes[name]) != parameter.numel()
+    ]
 
 
 def _missing(model: Any, sizes: Mapping[str, int]) -> list[str]:

@@ -213,3 +213,29 @@ def test_prompts_of_held_out_files() -> None:
     assert len(prompts) >= 24
     assert all(len(prompt.turns[0]) > 100 for prompt in prompts)
     assert len({prompt.id for prompt in prompts}) == len(prompts)
+
+
+def messages_of(tmp_path: Path, *messages: tuple[str, str]) -> Prompt:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in messages]}) + "\n")
+    (prompt,) = load_prompts(str(path))
+    return prompt
+
+
+def test_turns_of_one_side_in_a_row_are_asked_as_they_are_trained_on(tmp_path: Path) -> None:
+    """Both stand in front of the one answer that is asked for."""
+    prompt = messages_of(tmp_path, ("user", "why"), ("user", "and then"), ("assistant", "so"))
+    assert len(prompt.points) == 1
+    assert [each["content"] for each in prompt.before(0)] == ["why", "and then"]
+    by_turns = messages_of(tmp_path, ("user", "why"), ("assistant", "so"), ("user", "and then"))
+    assert len(by_turns.points) == 2
+
+
+def test_an_empty_system_text_is_a_system_text(tmp_path: Path, chat_tokenizer_folder: Path) -> None:
+    """A template that writes one of its own where none is given does not write it; without a template it is nothing."""
+    tokenizer = load_tokenizer(str(chat_tokenizer_folder))
+    prompt = messages_of(tmp_path, ("system", ""), ("user", "why"))
+    assert prompt.before(0)[0] == {"role": "system", "content": ""}
+    assert tokenizer.decode(render(prompt, tokenizer)).startswith("<|im_start|>system\n<|im_end|>")
+    tokenizer.chat_template = None
+    assert tokenizer.decode(render(prompt, tokenizer)) == "why"

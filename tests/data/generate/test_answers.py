@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from draftsmith.data.generate.answers import Asker, Dialogue, Reply
+from draftsmith.data.generate.trial import FIRST, Trial
 from draftsmith.data.rows.encode import Encoded, Encoder
-from draftsmith.data.rows.raw import Rejected
+from draftsmith.data.rows.raw import BadRow, Rejected
 from draftsmith.data.rows.records import Placed
 from draftsmith.data.rows.shapes import find_shape, parse
-from draftsmith.errors import RequestError
+from draftsmith.errors import DataError, RequestError
+from helpers.models.chat_templates import KINDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -241,3 +243,44 @@ def test_token_ids_that_cannot_travel_as_text(tokenizer: PreTrainedTokenizerBase
     dialogue = asker.open(0, placed({"input_ids": ids}))
     assert asker.ask(dialogue) is None
     assert "cannot be sent as text" in str(dialogue.no_answer)
+
+
+def test_an_answer_cut_inside_a_character_is_kept_up_to_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Its ids are whole; one that ended so is no text."""
+    asker, row = (
+        Asker(tokenizer, prompt_tokens=8, longest_prompt=100, keep_cut=True),
+        chat(("user", "one"), ("assistant", "OLD")),
+    )
+    dialogue, _ = talk(asker, row, Reply("caf\ufffd", 3, ended=False))
+    assert asker.entry(dialogue)["answer"]["messages"][1]["content"] == "caf"
+    dialogue, _ = talk(asker, row, Reply("caf\ufffd", 3, ended=True))
+    assert "no UTF-8 text" in asker.entry(dialogue)["rejected"]["reason"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_answer_of_thoughts_alone_is_learnt_in_its_ids(ended: bool) -> None:
+    """gpt-oss, cut off in its analysis or ended behind it."""
+    tokenizer = KINDS["gpt-oss"].tokenizer()
+    asker, row = (
+        Asker(tokenizer, prompt_tokens=8, longest_prompt=100, keep_cut=True),
+        chat(("user", "why"), ("assistant", "OLD")),
+    )
+    text = "<|channel|>analysis<|message|>so the"
+    ids = tokenizer(text + "<|return|>" * ended, add_special_tokens=False)["input_ids"]
+    dialogue, _ = talk(asker, row, Reply(text, len(ids), ended, ids))
+    answer = asker.entry(dialogue)["answer"]
+    assert answer["messages"][1]["reasoning_content"] == "so the"
+    (encoded,) = asker.encoder([parse(answer, "messages")])
+    assert isinstance(encoded, Encoded)
+    assert encoded.document.ids[encoded.document.in_loss].tolist() == ids
+
+
+def test_answers_that_no_row_can_hold_stop_after_the_first_ones(tokenizer: PreTrainedTokenizerBase) -> None:
+    """What reading refuses counts as what encoding refuses does."""
+    trial, row = Trial(), chat(("user", "one"), ("assistant", ""))
+    encoder = Asker(tokenizer, prompt_tokens=8, longest_prompt=100, keep_cut=True).encoder
+    for _ in range(FIRST - 1):
+        with pytest.raises(BadRow, match="every assistant turn is empty"):
+            trial.check(row, "messages", encoder)
+    with pytest.raises(DataError, match=f"every one of the first {FIRST} answered rows"):
+        trial.check(row, "messages", encoder)

@@ -223,7 +223,6 @@ def test_what_no_row_is_to_blame_for(serve: Any, tokenizer: Any, answer: Answer,
         (completion(None, tool_calls=[{"function": {"name": "sum", "arguments": "{}"}}]), "calls a tool"),
         (completion(None, function_call={"name": "sum", "arguments": "{}"}), "calls a tool"),
         (completion("n", reason="content_filter"), "ended the answer by 'content_filter'"),
-        (completion("n", reason=None), "ended the answer by None"),
         (completion("n", reasoning_details=[{"type": "reasoning.encrypted", "data": "x"}]), "thoughts back"),
         (completion("n", reasoning="in short", reasoning_details=[{"type": "reasoning.summary"}]), "thoughts back"),
     ],
@@ -254,6 +253,29 @@ def test_an_answer_without_text_is_asked_for_once(
         ask(server, tokenizer)
     assert caught.value.kind == kind
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit", "ended"),
+    [
+        *((name, 40, True) for name in ("stop", "eos", "eos_token", "end_turn")),
+        *((name, 40, False) for name in ("length", "max_tokens", "max_length")),
+        (None, 6, True),  # nothing is said, and five of six tokens are there
+        (None, 5, False),
+    ],
+)
+def test_ends_by_the_names_that_servers_have(
+    serve: Any, tokenizer: Any, reason: str | None, limit: int, ended: bool
+) -> None:
+    reply = ask(serve(in_turn(completion("new", reason=reason))), tokenizer, max_new_tokens=limit)
+    assert reply.ended == ended
+
+
+def test_a_count_of_zero_is_none(serve: Any, tokenizer: Any) -> None:
+    code, headers, body = completion("new and old")
+    empty = json.dumps(json.loads(body) | {"usage": {"completion_tokens": 0}}).encode()
+    reply = ask(serve(in_turn((code, headers, empty))), tokenizer)
+    assert reply.tokens == len(tokenizer("new and old")["input_ids"]) > 0
 
 
 DETAILS = [{"type": "reasoning.text", "text": "h", "index": 0}, {"type": "reasoning.text", "text": "m", "index": 1}]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,10 +199,11 @@ def test_named_validation_rows(tmp_path: Path, chat_tokenizer_folder: Path) -> N
 
 
 def test_the_cache_knows_everything_that_shaped_it(tmp_path: Path, chat_tokenizer_folder: Path) -> None:
+    """The ends of the target's generation settings too: rows that spell one are left out."""
     path, cache = write(tmp_path / "rows.jsonl", ROWS), tmp_path / "cache"
-    tokenizer = load_tokenizer(str(chat_tokenizer_folder))
+    tokenizer = load_tokenizer(str(shutil.copytree(chat_tokenizer_folder, tmp_path / "target")))
 
-    def fingerprint(**config: object) -> str:
+    def fingerprint(**config: Any) -> str:
         made = DataConfig(source=str(path), cache=str(cache), **config)
         return prepare(made, tokenizer, out=None).report.fingerprint
 
@@ -210,9 +213,14 @@ def test_the_cache_knows_everything_that_shaped_it(tmp_path: Path, chat_tokenize
     seen = {first, fingerprint(sequence_length=64), fingerprint(loss_on="all"), fingerprint(packing=False)}
     tokenizer.chat_template = tokenizer.chat_template.replace("Tools:", "Functions:")
     seen.add(fingerprint(loss_on="all"))
+    tokenizer.chat_template += "{# style #}"
+    seen.add(fingerprint())
+    seen.add(fingerprint(template_values={"style": 1}))
+    (Path(tokenizer.name_or_path) / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    seen.add(fingerprint())
     write(path, ROWS[1:])
     seen.add(fingerprint())
-    assert len(seen) == 6
+    assert len(seen) == 9
 
 
 def test_a_damaged_cache_entry_is_made_anew(tmp_path: Path, chat_tokenizer_folder: Path) -> None:

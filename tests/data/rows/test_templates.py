@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draftsmith.data.config import DataConfig
@@ -207,3 +209,14 @@ def test_thoughts_have_the_name_that_a_template_reads(
     chat = [say("user", "why"), say("assistant", "no", **{name: "so, "})]
     text = render_chat(tokenizer, chat, answer_next=False, template=template)
     assert text == "user: why\nassistant: so, no\n"
+
+
+@pytest.mark.parametrize("turn", [{"weight": 0}, {"content": ""}])
+def test_an_empty_mask_says_why(turn: dict[str, Any], tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    with_template(tokenizer, UNMARKED)
+    messages = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"messages": [*messages, messages[0], messages[1] | turn]}) + "\n")
+    config = DataConfig(source=str(rows), validation=str(rows), cache=str(tmp_path), loss_on="last")
+    with pytest.raises(DataError, match="Its answers are left out: 1 (empty|marked as not to be trained on)"):
+        prepare(config, tokenizer, out=None)

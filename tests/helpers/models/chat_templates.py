@@ -38,6 +38,29 @@ _R1 = """
 {%- else -%}{{- '<｜Assistant｜>' + m.content.split('</think>')[-1] + '<|endoftext|>' -}}{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<｜Assistant｜><think>\n' -}}{%- endif -%}"""
+_V31 = """
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}{{- '<｜User｜>' + m.content -}}
+{%- else -%}{{- '<｜Assistant｜></think>' + m.content.split('</think>')[-1] + '<|endoftext|>' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<｜Assistant｜>' + ('<think>' if thinking is defined and thinking else '</think>') -}}
+{%- endif -%}"""
+_EMPTIED = """
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\n' + ('<think>\n\n</think>\n\n' if m.role == 'assistant' else '') -}}
+{{- m.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n<think>\n' -}}{%- endif -%}"""
+_GLM = """
+{%- for m in messages -%}
+{{- '<|' + m.role + '|>\n' -}}
+{%- if m.role == 'assistant' -%}{{- '<think>' + (m.reasoning_content or '') + '</think>\n' -}}{%- endif -%}
+{{- m.content + ('<|endoftext|>' if m.role == 'assistant' else '') -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}
+{%- if enable_thinking is defined and not enable_thinking -%}{{- '<think></think>' -}}{%- endif -%}
+{%- endif -%}"""
 _CHANNELS = """
 {%- for m in messages -%}
 {%- if m.role == 'assistant' -%}
@@ -166,6 +189,32 @@ KINDS = {
         ("so\n</think>\n\nthe dog<|endoftext|>", "no\n</think>\n\na fox<|endoftext|>"),
         2,
         "prompts open thoughts, which leave the history",
+    ),
+    "DeepSeek V3.1, `thinking: true`": Kind(
+        _V31,
+        ("<｜User｜>", "<｜Assistant｜>"),
+        _THOUGHTFUL,
+        ("so</think>the dog<|endoftext|>", "no</think>a fox<|endoftext|>"),
+        2,
+        "prompts open thoughts without a line feed; the history keeps their closing tag alone",
+        values={"thinking": True},
+    ),
+    "a history of empty thoughts behind prompts that open some": Kind(
+        _EMPTIED,
+        _TURNS,
+        _THOUGHTFUL,
+        ("so\n</think>\n\nthe dog<|im_end|>", "no\n</think>\n\na fox<|im_end|>"),
+        2,
+        "every turn is written with an empty pair of tags",
+    ),
+    "GLM, `enable_thinking: false`": Kind(
+        _GLM,
+        ("<|user|>", "<|assistant|>"),
+        _PLAIN,
+        ("\nthe dog<|endoftext|>", "\na fox<|endoftext|>"),
+        1,
+        "prompts close thoughts; the line feed behind them is the target's own",
+        values={"enable_thinking": False},
     ),
     "gpt-oss": Kind(
         _CHANNELS,

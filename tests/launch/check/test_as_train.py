@@ -35,6 +35,13 @@ def without_projection(folder: Path, served: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def narrower(folder: Path, served: Path) -> None:
+    shutil.copytree(served, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"] = weights["model.layers.0.mlp.down_proj.weight"][:, 1:].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def with_tensors_over(folder: Path, served: Path) -> None:
     """What is missing may be among them by another name: loading finds out."""
     without_projection(folder, served)
@@ -72,6 +79,10 @@ def empty(folder: Path, _served: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "no projection": (without_projection, r"its weights lack lm_head.weight; expected a folder"),
+    "a narrower layer": (
+        narrower,
+        r"hold model.layers.0.mlp.down_proj.weight as \[\d+, \d+\] in place of .* other sizes",
+    ),
     "an adapter": (adapter, r"it holds an adapter of peft \(adapter_config.json\) and no model; name"),
     "gguf": (gguf, "model-Q4.gguf is cut short: it has 2 bytes; fetch it again from where it was published"),
     "an encoder": (encoder, r"vit is no causal LM\. Of models that read images too"),

@@ -1,0 +1,208 @@
+"""Odd turns by odd templates: thoughts that are cut, doubled or never written, marks, and what `loss_on: all` leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftsmith.data.config import DataConfig
+from draftsmith.data.rows.encode import Encoded, Encoder
+from draftsmith.data.rows.raw import BadRow
+from draftsmith.data.rows.shapes import Chat, parse
+from draftsmith.data.rows.templates import check_values, named_template, reads_clock, render_chat
+from draftsmith.errors import RequestError
+from helpers.models.chat_templates import KINDS, say
+from transformers import PreTrainedTokenizerFast
+
+DAY = "2026-07-01"
+QWEN3 = KINDS["Qwen3, thinking"]
+EMPTIED = KINDS["a history of empty thoughts behind prompts that open some"]
+GLM = KINDS["GLM, `enable_thinking: false`"]
+PLAIN = """
+{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
+TRIMMED = PLAIN.replace("m.content", "m.content | trim")
+DROPPED = PLAIN.replace("m.content", "m.content.split('</think>')[-1]")
+
+
+def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
+    tokenizer = QWEN3.tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def encoded(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], **config: Any) -> Encoded:
+    encoder = Encoder.of(tokenizer, DataConfig(template_date=DAY, **config))
+    (found,) = encoder([parse({"messages": messages}, "messages")])
+    assert not isinstance(found, BadRow), found
+    return found
+
+
+def shown(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], **config: Any) -> list[str]:
+    """Each document as text, what is in the loss in brackets."""
+    found = []
+    for document in encoded(tokenizer, messages, **config).documents:
+        pieces, inside = [""], False
+        for token, counts in zip(document.ids.tolist(), document.in_loss.tolist(), strict=True):
+            if counts != inside:
+                pieces[-1] += "[" if counts else "]"
+            inside = counts
+            pieces.append(tokenizer.decode([token]))
+        found.append("".join(pieces) + ("]" if inside else ""))
+    return found
+
+
+def answers(*args: Any, **config: Any) -> list[str]:
+    """What is in the loss, of all documents."""
+    return [part.split("]")[0] for text in shown(*args, **config) for part in text.split("[")[1:]]
+
+
+def notes(*args: Any, **config: Any) -> dict[str, int]:
+    return dict(encoded(*args, **config).notes)
+
+
+WHY, AND = say("user", "why"), say("user", "and")
+TWO = [WHY, say("assistant", "the dog"), AND, say("assistant", "a fox")]
+
+
+# ---- marks --------------------------------------------------------------------------------------
+
+
+def test_marks_add_no_turn_that_is_not_learnt_without_them() -> None:
+    marked = tokenizer_of(named_template("chatml"))
+    assert len(answers(marked, TWO)) == 2
+    (last,) = answers(marked, TWO, loss_on="last")
+    assert last.startswith("a fox")
+    opening = [say("assistant", "quick", weight=0), WHY, say("assistant", "the dog")]
+    (only,) = answers(marked, opening)
+    assert only.startswith("the dog")
+    assert len(answers(marked, [{**TWO[0]}, {**TWO[1], "weight": 0}, *TWO[2:]])) == 1
+
+
+# ---- thoughts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thoughts", [{"reasoning_content": "so"}, {"reasoning": "so"}])
+def test_what_the_target_writes_behind_closed_thoughts_is_kept(thoughts: dict[str, str]) -> None:
+    """GLM's line feed, whether or not the row has thoughts, which are counted."""
+    messages, values = [WHY, say("assistant", "the dog", **thoughts)], {"enable_thinking": False}
+    assert answers(GLM.tokenizer(), messages, template_values=values) == ["\nthe dog<|endoftext|>"]
+    assert notes(GLM.tokenizer(), messages, template_values=values) == {"thoughts": 1}
+
+
+@pytest.mark.parametrize(
+    ("turn", "learnt"),
+    [
+        (say("assistant", "<think>\nso the"), "<think>\nso the"),
+        (say("assistant", "", reasoning_content="so the"), "<think>\nso the"),
+        (say("assistant", "<think>\nso\n</think>\n\nthe"), "<think>\nso\n</think>\n\nthe"),
+        (say("assistant", "the", reasoning_content="so"), "<think>\nso\n</think>\n\nthe"),
+    ],
+)
+def test_nothing_closes_thoughts_in_which_an_answer_was_cut_off(turn: dict[str, Any], learnt: str) -> None:
+    messages = [WHY, {**turn, "ended": False}]
+    assert answers(QWEN3.tokenizer(), messages) == [learnt]
+    assert notes(QWEN3.tokenizer(), messages) == {"cut": 1}
+
+
+@pytest.mark.parametrize("turn", [say("assistant", "so the"), say("assistant", "<think>\nso the")])
+def test_the_same_behind_a_prompt_that_opens_them(turn: dict[str, Any]) -> None:
+    for kind in (EMPTIED, KINDS["DeepSeek R1 and what is distilled from it"]):
+        assert answers(kind.tokenizer(), [WHY, {**turn, "ended": False}]) == ["so the"]
+    apart = say("assistant", "", reasoning_content="so the", ended=False)
+    assert answers(EMPTIED.tokenizer(), [WHY, apart]) == ["so the"]
+
+
+def test_cut_thoughts_that_no_template_shows_leave_the_row_out() -> None:
+    with pytest.raises(AssertionError, match="the template does not tell how they begin"):
+        encoded(tokenizer_of(PLAIN), [WHY, say("assistant", "", reasoning_content="so", ended=False)])
+
+
+@pytest.mark.parametrize("apart", ["so", ""])
+def test_thoughts_in_two_places_are_written_once(apart: str) -> None:
+    turn = say("assistant", "<think>\nso\n</think>\n\nthe dog", reasoning_content=apart)
+    assert answers(QWEN3.tokenizer(), [WHY, turn]) == ["<think>\nso\n</think>\n\nthe dog<|im_end|>"]
+
+
+def test_what_a_template_leaves_out_is_counted() -> None:
+    apart = [WHY, say("assistant", "the dog", reasoning_content="so")]
+    assert notes(tokenizer_of(PLAIN), apart) == {"unwritten": 1}
+    inline = [WHY, say("assistant", "<think>so</think>the dog")]
+    assert notes(tokenizer_of(DROPPED), inline) == {"unwritten": 1}
+    assert notes(tokenizer_of(PLAIN), inline) == {}
+    blanks = [WHY, say("assistant", " the dog ")]
+    assert notes(tokenizer_of(TRIMMED), blanks) == {"changed": 1}
+    assert notes(tokenizer_of(PLAIN), blanks) == {}
+    without = [WHY, say("assistant", "the dog")]
+    assert notes(EMPTIED.tokenizer(), without) == {"no thoughts": 1}
+    assert answers(EMPTIED.tokenizer(), without) == ["\n</think>\n\nthe dog<|im_end|>"]
+
+
+# ---- loss_on: all -------------------------------------------------------------------------------
+
+
+def test_everything_counts_but_what_nobody_wrote() -> None:
+    plain = tokenizer_of(PLAIN)
+    assert shown(plain, TWO, loss_on="all") == [f"[{plain_text(plain, TWO)}]"]
+    cut = [TWO[0], {**TWO[1], "ended": False}, *TWO[2:]]
+    assert "the dog]<|im_end|>[\n<|im_start|>user\nand" in shown(plain, cut, loss_on="all")[0]
+    empty = [TWO[0], say("assistant", ""), *TWO[2:]]
+    assert "assistant\n]<|im_end|>[\n<|im_start|>user" in shown(plain, empty, loss_on="all")[0]
+    quiet = [TWO[0], TWO[1], {**TWO[2], "weight": 0}, TWO[3]]
+    assert (
+        "<|im_end|>\n]<|im_start|>user\nand<|im_end|>\n[<|im_start|>assistant" in shown(plain, quiet, loss_on="all")[0]
+    )
+
+
+def test_a_marked_answer_of_a_chat_that_is_rewritten() -> None:
+    """Whatever two documents of a chat share counts once, and a marked answer in none of them."""
+    messages = [WHY, say("assistant", "the dog", reasoning_content="so", weight=0), AND, say("assistant", "a fox")]
+    first, second = shown(QWEN3.tokenizer(), messages, loss_on="all")
+    assert (
+        first == "[<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n]<think>\nso\n</think>\n\nthe dog<|im_end|>"
+    )
+    prompt = "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n"
+    assert second.startswith(f"{prompt}[the dog<|im_end|>\n<|im_start|>user\nand")
+    assert second.endswith("a fox<|im_end|>]")
+
+
+def plain_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> str:
+    return render_chat(tokenizer, messages, answer_next=False)
+
+
+# ---- variables and clocks -----------------------------------------------------------------------
+
+
+def test_documents_reach_the_template() -> None:
+    tokenizer = tokenizer_of("{%- for d in documents or [] -%}{{- d.text + '\n' -}}{%- endfor -%}" + PLAIN)
+    values = {"documents": [{"text": "quick"}]}
+    assert shown(tokenizer, TWO, template_values=values)[0].startswith("quick\n<|im_start|>user")
+    assert shown(tokenizer, TWO)[0].startswith("<|im_start|>user")
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_what_every_template_is_given_is_no_variable(name: str) -> None:
+    tokenizer = tokenizer_of(f"{{# {name} #}}" + PLAIN)
+    with pytest.raises(RequestError, match=f"sets {name!r}, which every template is given already"):
+        check_values(tokenizer, {name: []})
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@pytest.mark.parametrize("form", ["%Y", "%H:%M:%S"])
+def test_a_clock_is_noticed_wherever_it_is_read(role: str, form: str) -> None:
+    shown_in = f"{{%- if m.role == '{role}' -%}}{{{{- strftime_now('{form}') -}}}}{{%- endif -%}}"
+    assert reads_clock(tokenizer_of(PLAIN.replace("{{- '<|im_start|>'", shown_in + "{{- '<|im_start|>'")))
+    assert not reads_clock(tokenizer_of(PLAIN + "{%- if false -%}{{- strftime_now('%Y') -}}{%- endif -%}"))
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+def test_thoughts_alone_are_an_answer(tmp_path: Path) -> None:
+    row = {"messages": [WHY, say("assistant", "", thinking="so", ended=False)]}
+    record = parse(json.loads(json.dumps(row)), "messages")
+    assert isinstance(record, Chat)
+    with pytest.raises(BadRow, match="every assistant turn is empty"):
+        parse({"messages": [WHY, say("assistant", "", thinking=" ")]}, "messages")
