@@ -26,7 +26,7 @@ from .chats.written import Origin, Turn, chained
 from .control import ControlTokens, SpellsControlToken
 from .packed import Document
 from .raw import BadRow
-from .shapes import Chat, Record, Text, Tokens, counts
+from .shapes import Chat, Record, Text, Tokens, counts, is_empty
 from .templates import ChatTemplate, Span
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ class Encoder:
 
     def _as_written(self, chat: Chat, turns: Sequence[Turn]) -> Encoded:
         """The ids as they came: a document for every run of answers in which nothing is rewritten."""
-        notes = Counter[str]({"cut": sum(not each.ended for each in turns)})
         self._check_ids(chat, turns)
+        notes = Counter[str]({"cut": sum(not each.ended for each in turns), "without ids": _without_ids(chat, turns)})
         documents, before, answers = [], list[int](), 0
         for group in chained(turns[-1:] if self.config.loss_on == "last" else turns):
             ids = group[-1].prompt + group[-1].answer
@@ -339,6 +339,15 @@ class Encoder:
         if masked and cut:
             document = Document(document.ids[:length], document.in_loss[:length])
         return document, cut
+
+
+def _without_ids(chat: Chat, turns: Sequence[Turn]) -> int:
+    """Answers that would be learnt, and have no ids beside those that have some."""
+    known = {each.turn for each in turns}
+    return sum(
+        at > 0 and at not in known and each["role"] == "assistant" and counts(each) and not is_empty(each)
+        for at, each in enumerate(chat.messages)
+    )
 
 
 def plain_prompt(before: Sequence[str]) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from draftsmith.data.config import DataConfig
+from draftsmith.data.rows.chats.ends import endless_answers
+from draftsmith.data.rows.chats.spoken import ids_of, message_of
+from draftsmith.data.rows.chats.written import Origin, Turn, Written
 from draftsmith.data.rows.encode import Encoded, Encoder
 from draftsmith.data.rows.raw import BadRow
 from draftsmith.data.rows.shapes import Chat, parse
@@ -206,3 +209,109 @@ def test_thoughts_alone_are_an_answer(tmp_path: Path) -> None:
     assert isinstance(record, Chat)
     with pytest.raises(BadRow, match="every assistant turn is empty"):
         parse({"messages": [WHY, say("assistant", "", thinking=" ")]}, "messages")
+
+
+# ---- ids beside text ----------------------------------------------------------------------------
+
+
+def with_ids(tokenizer: PreTrainedTokenizerFast, *texts: str, values: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A row of chats whose answers came in ids; each text is an answer, its end included."""
+    messages: list[dict[str, Any]] = []
+    turns = []
+    for text in texts:
+        messages.append(WHY)
+        prompt = render_chat(tokenizer, messages, answer_next=True, values=values, day=DAY)
+        ids = [ids_of(tokenizer, each) for each in (prompt, text)]
+        messages.append(say("assistant", text.removesuffix("<|im_end|>")))
+        turns.append(Turn(len(messages) - 1, *ids, ended=True))
+    written = Written(Origin.of(tokenizer, values), tuple(turns))
+    return {"messages": messages, "ids": written.to_row()}
+
+
+def read(tokenizer: PreTrainedTokenizerFast, row: dict[str, Any], **config: Any) -> Encoded | BadRow:
+    (found,) = Encoder.of(tokenizer, DataConfig(template_date=DAY, **config))([parse(row, "messages")])
+    return found
+
+
+def test_ids_are_of_one_template_with_its_variables() -> None:
+    tokenizer = tokenizer_of(PLAIN + "{# style #}")
+    row = with_ids(tokenizer, "the dog<|im_end|>", values={"style": 1})
+    for values, by_ids in (({"style": 1}, True), ({"style": 2}, False), (None, False)):
+        found = read(tokenizer, row, template_values=values)
+        assert isinstance(found, Encoded)
+        assert found.by_ids == by_ids
+
+
+def test_an_empty_answer_in_ids_is_not_learnt() -> None:
+    tokenizer = tokenizer_of(PLAIN)
+    found = read(tokenizer, with_ids(tokenizer, "the dog<|im_end|>", "<|im_end|>"))
+    assert isinstance(found, Encoded)
+    assert found.notes == {"empty": 1}
+    (document,) = found.documents
+    assert tokenizer.decode(document.ids[document.in_loss]) == "the dog<|im_end|>"
+
+
+def test_ids_beyond_the_tokenizer_leave_a_row_out() -> None:
+    tokenizer = tokenizer_of(PLAIN)
+    row = with_ids(tokenizer, "the dog<|im_end|>")
+    row["ids"]["turns"][0]["answer"][0] = len(tokenizer) - 1
+    assert isinstance(read(tokenizer, row), Encoded)
+    row["ids"]["turns"][0]["answer"][0] = len(tokenizer)
+    assert "are none of the tokenizer's" in str(read(tokenizer, row))
+
+
+def test_an_answer_without_ids_beside_those_that_have_some_is_counted() -> None:
+    """A turn that was added by hand: nothing is learnt of it, and it is said."""
+    tokenizer = tokenizer_of(PLAIN)
+    row = with_ids(tokenizer, "the dog<|im_end|>")
+    row["messages"] += [AND, say("assistant", "a fox")]
+    found = read(tokenizer, row)
+    assert isinstance(found, Encoded)
+    assert found.notes == {"without ids": 1}
+
+
+# ---- small print --------------------------------------------------------------------------------
+
+
+def test_marks_of_a_history_that_is_rewritten_count_once() -> None:
+    """Every document has the marks of its own answer alone."""
+    written = "{%- if loop.last -%}{{- '<think>\n' + (m.reasoning_content or '') + '</think>' -}}{%- endif -%}{{- m.content -}}"
+    marked = f"{{%- generation -%}}{written}{{%- endgeneration -%}}"
+    template = PLAIN.replace(
+        "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}",
+        "{{- '<|im_start|>' + m.role + '\n' -}}{%- if m.role == 'assistant' -%}"
+        + marked
+        + "{%- else -%}{{- m.content -}}{%- endif -%}{{- '<|im_end|>\n' -}}",
+    )
+    found = answers(tokenizer_of(template), TWO)
+    assert sorted(found) == ["<think>\n</think>a fox", "<think>\n</think>the dog"]
+
+
+def test_blanks_around_thoughts_are_the_prompts_own() -> None:
+    turn = say("assistant", "the dog", reasoning_content="\nso\n\n")
+    assert answers(EMPTIED.tokenizer(), [WHY, turn]) == ["so\n</think>\n\nthe dog<|im_end|>"]
+
+
+def test_a_long_pair_of_tags_closes_thoughts() -> None:
+    pair = "<|START_THINKING|>\n\n\n<|END_THINKING|>\n\n\n"
+    template = PLAIN.replace("'<|im_start|>assistant\n'", f"'<|im_start|>assistant\n{pair}'")
+    turn = say("assistant", "the dog", reasoning_content="so")
+    assert answers(tokenizer_of(template), [WHY, turn]) == ["the dog<|im_end|>"]
+
+
+def test_channels_of_thoughts_are_paragraphs() -> None:
+    tokenizer = KINDS["gpt-oss"].tokenizer()
+    text = "".join(
+        f"<|start|>assistant<|channel|>{channel}<|message|>{words}<|end|>"
+        for channel, words in (("analysis", "so"), ("commentary", "and"), ("final", "the dog"))
+    )
+    turn = message_of(tokenizer, text.removeprefix("<|start|>assistant"), "")
+    assert (turn["reasoning_content"], turn["content"]) == ("so\nand", "the dog")
+
+
+def test_any_end_of_the_target_may_end_its_answers() -> None:
+    tokenizer = tokenizer_of(PLAIN)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert endless_answers(tokenizer, [0, end]) is None
+    assert endless_answers(tokenizer, [end, 0]) is None
+    assert "which is no end of the target" in str(endless_answers(tokenizer, [0]))
