@@ -83,7 +83,7 @@ def quickstart(out: Path, console: Console, steps: int | None = None) -> None:
     stages = _Stages(console)
     half = multiplies_bf16()
     shorter = {} if steps is None else {"loop.steps": str(steps), "loop.validate_every": str(steps)}
-    if shorter:
+    if steps is not None:
         own = int(TRAINING["loop.steps"])
         warning = ": no figure of it is worth quoting" if steps < own else ""
         console.print(f"a run of {steps} steps in place of {own}{warning}")

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import DataError
+from ..config import RowShape
 from ..rows.chats.turns import NOTES
 from ..rows.encode import Encoder
 from ..rows.raw import BadRow
-from ..rows.shapes import RowShape, parse
+from ..rows.shapes import parse
 
 FIRST = 8
 """Rows of which one has to be learnt from."""

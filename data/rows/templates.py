@@ -154,9 +154,13 @@ def reads_clock(
     source = template if template is not None else tokenizer.chat_template
     if source is None or CLOCK not in _all_sources(source):
         return False
-    asked = [{"role": "user", "content": "why"}]
-    told = [{"role": "system", "content": "so"}, *asked, {"role": "assistant", "content": "so"}, *asked]
-    called = [*asked, {"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "content": "so"}]
+    asked: Messages = [{"role": "user", "content": "why"}]
+    told: Messages = [{"role": "system", "content": "so"}, *asked, {"role": "assistant", "content": "so"}, *asked]
+    called: Messages = [
+        *asked,
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "content": "so"},
+    ]
     for messages, tools in ((asked, None), (asked, [_TOOL]), (told, None), (called, [_TOOL])):
         try:
             first, second = (
