@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, RequestError
 from ..config import DataConfig
+from .chats.spoken import text_of
 from .chats.turns import pieces_of
 from .chats.written import Origin, Turn, chained
 from .control import ControlTokens, SpellsControlToken
@@ -31,6 +32,10 @@ from .templates import ChatTemplate, Span
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_OPENING = 64
+"""Tokens at the end of a prompt in which it opens thoughts."""
 
 
 class Encoded(NamedTuple):
@@ -164,6 +169,8 @@ class Encoder:
             return self._as_it_stands(apart, spells=True, cut_at=mark)
         if answer or rule == "reject_rows":
             what = "by which the chat template opens or ends a turn" if self.template.exists else "which ends a text"
+            if found.endswith(tuple(map(repr, self.control.stops))):
+                what = "at which the target stops by its generation_config.json"
             way_out = "" if self.control.short else ", or set data.control_tokens: as_text"
             raise SpellsControlToken(f"{found}, {what}; take it out{way_out}")
         return self._as_it_stands(kept, spells=True, ended=ended)
@@ -213,9 +220,15 @@ class Encoder:
 
     def _left_out(self, chat: Chat, turn: Turn) -> str | None:
         """Why an answer that came in ids is not in the loss."""
-        if not counts(chat.messages[turn.turn]):
+        message = chat.messages[turn.turn]
+        if not counts(message):
             return "marked"
-        return "empty" if len(turn.answer) <= turn.ended else None
+        if len(turn.answer) <= turn.ended:
+            return "empty"
+        # thoughts that the prompt opens stand in the text too
+        return (
+            None if message["content"] in text_of(self.tokenizer, turn.prompt[-_OPENING:] + turn.answer) else "edited"
+        )
 
     def _check_ids(self, chat: Chat, turns: Sequence[Turn]) -> None:
         """Raise BadRow where ids that came with a chat are not of its answers, or of the tokenizer."""

@@ -46,6 +46,7 @@ NOTES = {
     "empty": "empty",
     "marked": "marked as not to be trained on (weight, train)",
     "other tokens": "have other tokens than the target wrote",
+    "edited": "have ids of another text",
     "without ids": "have no ids, and others of their rows do",
     "thoughts": "without their thoughts, which prompts close",
     "no thoughts": "without thoughts, though prompts open some",
@@ -53,8 +54,8 @@ NOTES = {
     "changed": "in other words or blanks than the row's, as the template writes them",
     "cut": "cut off, and learnt without an end",
 }
-"""Why answers are not in the loss, the first five; how others are not as the row has them."""
-LEFT = ("other prompt", "empty", "marked", "other tokens", "without ids")
+"""Why answers are not in the loss, the first six; how others are not as the row has them."""
+LEFT = ("other prompt", "empty", "marked", "other tokens", "edited", "without ids")
 
 
 class _Answer(NamedTuple):

@@ -216,11 +216,12 @@ def test_the_cache_knows_everything_that_shaped_it(tmp_path: Path, chat_tokenize
     tokenizer.chat_template += "{# style #}"
     seen.add(fingerprint())
     seen.add(fingerprint(template_values={"style": 1}))
-    (Path(tokenizer.name_or_path) / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    seen.add(fingerprint())
+    for ends in ("[5, 6]", "[5, 7]"):
+        (Path(tokenizer.name_or_path) / "generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
+        seen.add(fingerprint())
     write(path, ROWS[1:])
     seen.add(fingerprint())
-    assert len(seen) == 9
+    assert len(seen) == 10
 
 
 def test_a_damaged_cache_entry_is_made_anew(tmp_path: Path, chat_tokenizer_folder: Path) -> None:

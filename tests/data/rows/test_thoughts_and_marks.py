@@ -125,8 +125,12 @@ def test_cut_thoughts_that_no_template_shows_leave_the_row_out() -> None:
 
 @pytest.mark.parametrize("apart", ["so", ""])
 def test_thoughts_in_two_places_are_written_once(apart: str) -> None:
+    """By a template too that looks into the content only where no thoughts are apart."""
     turn = say("assistant", "<think>\nso\n</think>\n\nthe dog", reasoning_content=apart)
+    believing = PLAIN.replace("m.content", "(m.reasoning_content or '') + m.content")
     assert answers(QWEN3.tokenizer(), [WHY, turn]) == ["<think>\nso\n</think>\n\nthe dog<|im_end|>"]
+    (found,) = answers(tokenizer_of(believing), [WHY, turn])
+    assert found.count("so") == 1
 
 
 def test_what_a_template_leaves_out_is_counted() -> None:
@@ -268,6 +272,16 @@ def test_an_answer_without_ids_beside_those_that_have_some_is_counted() -> None:
     found = read(tokenizer, row)
     assert isinstance(found, Encoded)
     assert found.notes == {"without ids": 1}
+
+
+def test_a_text_that_was_edited_beside_its_ids_is_not_learnt() -> None:
+    tokenizer = tokenizer_of(PLAIN)
+    row = with_ids(tokenizer, "the dog<|im_end|>", "a fox<|im_end|>")
+    row["messages"][1]["content"] = "the cat"
+    found = read(tokenizer, row)
+    assert isinstance(found, Encoded)
+    assert found.notes == {"edited": 1}
+    assert [tokenizer.decode(each.ids[each.in_loss]) for each in found.documents] == ["a fox<|im_end|>"]
 
 
 # ---- small print --------------------------------------------------------------------------------
