@@ -225,10 +225,9 @@ class Encoder:
             return "marked"
         if len(turn.answer) <= turn.ended:
             return "empty"
-        # thoughts that the prompt opens stand in the text too
-        return (
-            None if message["content"] in text_of(self.tokenizer, turn.prompt[-_OPENING:] + turn.answer) else "edited"
-        )
+        # thoughts that the prompt opens stand in the row's text too
+        written = text_of(self.tokenizer, turn.prompt[-_OPENING:] + turn.answer)
+        return None if message["content"] in written else "edited"
 
     def _check_ids(self, chat: Chat, turns: Sequence[Turn]) -> None:
         """Raise BadRow where ids that came with a chat are not of its answers, or of the tokenizer."""
