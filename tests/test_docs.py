@@ -100,6 +100,10 @@ BENCHMARKS = {
         "--set loop.validate_rows=2 --set loop.batch_rows=2 --set loop.micro_rows=2 "
         "--target-set loop.batch_rows=2 --target-set loop.micro_rows=2 --target-set data.limit_rows=40"
     ),
+    "benchmarks/weight_costs.py": (
+        "--families MTP --arms 'shipped,accepted length' --rounds 2 --batch-rows 2 --set data.limit_rows=40 "
+        "--set data.sequence_length=64 --set loop.validate_rows=2"
+    ),
     "benchmarks/warm_starts.py": (
         "--families EAGLE-1 --arms before,both,averaged --target-steps 1 --start-steps 1 --steps 1 --rows 40 "
         "--batch-rows 2 --draws 1 --limit 2 --max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000 "
