@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import DataError, RequestError
 from ..config import DataConfig, RowShape
+from ..rows.chats.calls import with_text
 from ..rows.chats.spoken import Spoken, ids_of, message_of, prompt_behind
 from ..rows.chats.written import IDS, Turn, Written
 from ..rows.encode import Encoder, beginning, plain_prompt
@@ -262,7 +263,8 @@ class Asker:
         values, day = self.data.template_values, self.data.template_date
         text = render_chat(self.tokenizer, before, answer_next=True, tools=tools, values=values, day=day)
         sent = [{name: each for name, each in turn.items() if name not in _OURS} for turn in before]
-        return Ask(self._ids_behind(dialogue, text), text, sent, tools)
+        # OpenAI's interface has the arguments of calls as text
+        return Ask(self._ids_behind(dialogue, text), text, with_text(sent) or sent, tools)
 
     def _ids_behind(self, dialogue: Dialogue, text: str) -> list[int]:
         """The ids of a prompt, those of the answer in it as they were written where the template leaves it so."""
@@ -282,7 +284,7 @@ class Asker:
         return Ask(ids, text)
 
     def _judge(self, dialogue: Dialogue, reply: Reply) -> None:
-        if not reply.text.strip():
+        if not reply.text.strip() and (reply.ended or not reply.reasoning):
             raise NoAnswer("empty", "the answer is empty")
         if not dialogue.is_chat:
             return

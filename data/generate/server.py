@@ -91,7 +91,7 @@ class Client:
         # gateways fill in zeros
         count = tokens if isinstance(tokens, int) and tokens > 0 else self._count(told)
         # some say nothing of it: then the limit tells
-        ended = count < self._request.max_new_tokens if reason is None else _ENDED.get(str(reason))
+        ended = _ENDED.get(str(reason).lower()) if reason else count < self._request.max_new_tokens
         if ended is None:
             raise NoAnswer("answer", f"the server ended the answer by {reason!r:.40}")
         return _reply(told, ended, count)
@@ -108,7 +108,7 @@ class Client:
 
 
 _ENDED = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn"), True),
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence"), True),
     **dict.fromkeys(("length", "max_tokens", "max_length"), False),
 }
 """Whether an answer ended by itself, by the names that servers have for it."""
@@ -127,9 +127,10 @@ def _reply(told: Message, ended: bool, tokens: int) -> Reply:
     if not isinstance(told.text, str | None):
         raise NoAnswer("answer", f"the server's text is a {type(told.text).__name__}")
     if not (told.text or "").strip():
+        if not ended and told.thoughts:
+            return Reply("", tokens, ended, reasoning=told.thoughts)
         if not ended:
-            where = ", and the target was still thinking: nothing of it can be kept" if told.thoughts else ""
-            raise NoAnswer("cut", f"the answer was cut off after {tokens} tokens{where}")
+            raise NoAnswer("cut", f"the answer was cut off after {tokens} tokens")
         raise NoAnswer("empty", "the answer is empty" + (", its thoughts apart" if told.thoughts else ""))
     return Reply(told.text or "", tokens, ended, reasoning=told.thoughts or None)
 

@@ -201,9 +201,10 @@ class Encoder:
     def _as_written(self, chat: Chat, turns: Sequence[Turn]) -> Encoded:
         """The ids as they came: a document for every run of answers in which nothing is rewritten."""
         self._check_ids(chat, turns)
-        notes = Counter[str]({"cut": sum(not each.ended for each in turns), "without ids": _without_ids(chat, turns)})
+        chosen = turns[-1:] if self.config.loss_on == "last" else turns
+        notes = Counter[str]({"cut": sum(not each.ended for each in chosen), "without ids": _without_ids(chat, turns)})
         documents, before, answers = [], list[int](), 0
-        for group in chained(turns[-1:] if self.config.loss_on == "last" else turns):
+        for group in chained(chosen):
             ids = group[-1].prompt + group[-1].answer
             in_loss = np.zeros(len(ids), dtype=np.bool_)
             if self.config.loss_on == "all":

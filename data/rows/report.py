@@ -271,8 +271,7 @@ def check_tally(tally: Tally, source: str, allowed: float, rejected_file: Path |
     if tally.masked and tally.full == tally.masked:
         raise DataError(
             f"{source}: the loss mask is full: every token of all {tally.masked} rows counts, "
-            "prompts included. The chat template's generation marks enclose too much; correct "
-            "them, or set data.loss_on: all if that is meant"
+            "prompts included. Correct their masks, or set data.loss_on: all if that is meant"
         )
 
 

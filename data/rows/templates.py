@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...decoding.backbone.hub import generation_ends
 from ...errors import DataError, DraftsmithError, RequestError
 from .bounded import CLOCK, GIVEN, render, unmarked
 from .chats.calls import with_text
@@ -228,9 +229,9 @@ class ChatTemplate:
         """The whole chat as text, or the chat of these messages in its place."""
         return self._render(chat, chat.messages if messages is None else messages, template=self.override)
 
-    def prompt(self, chat: Chat, at: int) -> str:
+    def prompt(self, chat: Chat, at: int, *, answer_next: bool = True) -> str:
         """What stands in front of turn `at`, as the decoder renders it: by the tokenizer's own template."""
-        return self._render(chat, chat.messages[:at], template=None, answer_next=True)
+        return self._render(chat, chat.messages[:at], template=None, answer_next=answer_next)
 
     def is_marked(self, tools: list[dict[str, Any]] | None) -> bool:
         """Whether the template marks what is generated."""
@@ -251,6 +252,13 @@ class ChatTemplate:
         """The end of `text` without blanks behind its last special token: the decoder stops before them."""
         tail = re.search(rf"(?:{self.specials.pattern})(\s+)$", text[start:])
         return start + tail.start(1) if tail else len(text)
+
+    @cached_property
+    def ends(self) -> re.Pattern[str]:
+        """Any token at which the target ends its answers."""
+        ids = generation_ends(self.tokenizer.name_or_path)
+        named = {str(each) for each in self.tokenizer.convert_ids_to_tokens(list(ids))} | {self.tokenizer.eos_token}
+        return _any_of(tuple(sorted(each for each in named if each)))
 
     @property
     def specials(self) -> re.Pattern[str]:

@@ -128,7 +128,14 @@ def _logprobs(found: Any) -> tuple[list[str], list[float | None] | None]:
         if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
             return [], None
         pairs = list(zip(names, values, strict=True))
-    return [str(name) for name, _ in pairs], [_finite(value) for _, value in pairs] or None
+    numbers = [_finite(value) for _, value in pairs]
+    if any(each is not None and each > _ROUNDING for each in numbers):
+        return [str(name) for name, _ in pairs], None
+    return [str(name) for name, _ in pairs], numbers or None
+
+
+_ROUNDING = 1e-3
+"""What a log-probability may be above 0; numbers above that are logits or probabilities, whatever their name says."""
 
 
 def _finite(value: Any) -> float | None:

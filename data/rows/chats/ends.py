@@ -23,12 +23,12 @@ _PROBE = "ANSWERxOFxTHISxTURN"
 
 def endless_answers(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> str | None:
     """That answers do not end where the template ends them, in a sentence; None where they do, or nobody can tell."""
-    end = _end_of_answers(tokenizer)
-    if end is None:
+    written = _ends_of_answers(tokenizer)
+    numbers = [tokenizer.get_vocab()[each] for each in written]
+    # a tag may close an answer in front of the end of its turn
+    if not written or any(each in eos_ids for each in numbers):
         return None
-    number = tokenizer.get_vocab()[end]
-    if number in eos_ids:
-        return None
+    end, number = written[0], numbers[0]
     ends = ", ".join(f"{tokenizer.convert_ids_to_tokens(each)!r} ({each})" for each in eos_ids) or "none"
     return (
         f"the chat template ends answers by {end!r} ({number}), which is no end of the target, whose ends are {ends}: "
@@ -37,15 +37,14 @@ def endless_answers(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]) 
     )
 
 
-def _end_of_answers(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The first control token that the template writes behind the last answer of a chat."""
+def _ends_of_answers(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The control tokens that the template writes behind the last answer of a chat, in order."""
     template = ChatTemplate(tokenizer, None)
     if not template.exists:
-        return None
+        return []
     chat = Chat([{"role": "user", "content": "why"}, {"role": "assistant", "content": _PROBE}])
     try:
         _, found, behind = template.write(chat).partition(_PROBE)
-        first = ControlTokens.of(tokenizer, template).pattern.search(behind)
+        return ControlTokens.of(tokenizer, template).pattern.findall(behind) if found else []
     except (BadRow, DataError):
-        return None
-    return first[0] if found and first else None
+        return []

@@ -19,15 +19,17 @@ EMPTY = re.compile(rf"(?:{_OPENED})\s*(?:{_CLOSED})\s*", re.IGNORECASE)
 """A pair of tags with nothing between, and the blanks behind it."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\s*", re.IGNORECASE)
 """A closing tag alone, as some templates write it into a chat's history, and the blanks behind it."""
-_CLOSES = re.compile(rf"{EMPTY.pattern}$", re.IGNORECASE)
+OPENING = re.compile(rf"(?:{_OPENED})\s*", re.IGNORECASE)
+"""An opening tag alone, and the blanks behind it."""
+_CLOSES = re.compile(rf"(?:(?:{_OPENED})\s*)?(?:{_CLOSED})\s*$", re.IGNORECASE)
 _BEGINS = re.compile(rf"\s*(?:{_OPENED})", re.IGNORECASE)
-_INLINE = re.compile(rf"{_BEGINS.pattern}(?P<thoughts>.*?)(?:{_CLOSED})", re.IGNORECASE | re.DOTALL)
+_INLINE = re.compile(rf"(?:{_BEGINS.pattern})?(?P<thoughts>.*?)(?:{_CLOSED})", re.IGNORECASE | re.DOTALL)
 # prompts end with few characters of tags
 _TAIL = 200
 
 
 def closed_by(prompt: str) -> re.Match[str] | None:
-    """The empty pair with which a prompt ends, which leaves no room for thoughts."""
+    """The empty pair with which a prompt ends, or a closing tag alone, which leave no room for thoughts."""
     return _CLOSES.search(prompt, max(0, len(prompt) - _TAIL))
 
 
@@ -42,7 +44,10 @@ def own_thoughts(message: Mapping[str, Any]) -> str | None:
 
 
 def inline(content: str) -> tuple[str, str] | None:
-    """The thoughts between tags with which a text begins, and what stands behind them; None where it has none."""
+    """The thoughts with which a text begins, and what stands behind the tag that closes them; None where none does.
+
+    The tag that opens them may be missing: then the prompt had it.
+    """
     found = _INLINE.match(content)
     return None if found is None else (found["thoughts"], content[found.end() :])
 
@@ -57,9 +62,16 @@ def closes_thoughts(content: str) -> bool:
     return CLOSING.search(content) is not None
 
 
-def named_by(found: re.Match[str]) -> tuple[str, str]:
-    """The tag that a prompt ends with, and the one that closes what it opens."""
+def opening_of(found: re.Match[str]) -> str | None:
+    """The tag that opens thoughts at the end of a prompt; None where a closing one stands alone."""
+    if found["angle"] is not None:
+        return f"<{found['angle']}>"
+    return None if found["square"] is None else f"[{found['square']}]"
+
+
+def closing_of(found: re.Match[str]) -> str:
+    """The tag that closes the thoughts which the end of a prompt opens, or has closed."""
     name = found["angle"]
-    if name is None:
-        return f"[{found['square']}]", f"[/{found['square']}]"
-    return f"<{name}>", f"<{name.replace('START', 'END')}>" if "START" in name else f"</{name}>"
+    if name is not None:
+        return f"<{name.replace('START', 'END')}>" if "START" in name else f"</{name}>"
+    return f"[/{found['square']}]" if found["square"] is not None else found[0].strip()

@@ -15,12 +15,13 @@ from ..templates import ChatTemplate
 from .tags import (
     CLOSING,
     EMPTY,
+    OPENING,
     begins_thoughts,
     closed_by,
     closes_thoughts,
-    inline,
-    named_by,
+    closing_of,
     opened_by,
+    opening_of,
     own_thoughts,
 )
 
@@ -46,6 +47,8 @@ class _Parted(NamedTuple):
     message: dict[str, Any]
     thoughts: str | None
     """The thoughts, their closing tag, and the blanks behind it."""
+    close: str
+    """That tag."""
 
 
 def opening(prompt: str) -> str:
@@ -73,10 +76,10 @@ def behind_prompt(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto
     if closes:
         # what the prompt has, and no blank more: those behind it the target writes
         rest = rest.removeprefix(found[0]) if rest.startswith(found[0]) else _without(EMPTY, rest)
-        return Behind(rest, None if parted.thoughts is None else "thoughts")
+        return Behind(rest, "thoughts" if (parted.thoughts or "").replace(parted.close, "").strip() else None)
     if parted.thoughts is None:
         return Behind(_without(EMPTY, rest), "no thoughts")
-    return Behind(parted.thoughts + _without(CLOSING, _without(EMPTY, rest)), None)
+    return Behind(parted.thoughts + _without(OPENING, _without(CLOSING, _without(EMPTY, rest))), None)
 
 
 def _without(tags: re.Pattern[str], text: str) -> str:
@@ -88,17 +91,20 @@ def _without(tags: re.Pattern[str], text: str) -> str:
 def cut_in_thoughts(template: ChatTemplate, chat: Chat, at: int, prompt: str) -> str | None:
     """The text of turn `at`, prompt and all, if it was cut off in its thoughts: nothing of it closes them.
 
+    The prompt alone where it leaves no room for thoughts; None where the template writes them as they stand.
+
     Raises:
-        BadRow: the template does not tell how they begin.
+        PromptDiffers: the template does not tell how they begin.
     """
     message, opens = chat.messages[at], opened_by(prompt)
     content, own = message["content"], own_thoughts(message)
-    if message.get("tool_calls") or closed_by(prompt):
+    if message.get("tool_calls"):
         return None
+    if closed_by(prompt):
+        is_thinking = begins_thoughts(content) and not closes_thoughts(content)
+        return prompt if is_thinking or (own is not None and not content.strip()) else None
     if own is None:
-        if closes_thoughts(content) or not (opens or begins_thoughts(content)):
-            return None
-        return prompt + (_without_opening(content, opens) if opens else content)
+        return prompt + _without_opening(content, opens) if opens and not closes_thoughts(content) else None
     if content.strip():
         return None
     if opens:
@@ -106,7 +112,9 @@ def cut_in_thoughts(template: ChatTemplate, chat: Chat, at: int, prompt: str) ->
     probe = {**{name: each for name, each in message.items() if name not in THOUGHTS}, THOUGHTS[0]: _PROBE}
     before, found, _ = template.write(chat, [*chat.messages[:at], probe]).partition(_PROBE)
     if not found or not before.startswith(prompt):
-        raise BadRow(f"turn {at + 1} was cut off in its thoughts, and the template does not tell how they begin")
+        raise PromptDiffers(
+            f"turn {at + 1} was cut off in its thoughts, and the template does not tell how they begin"
+        )
     return before + own.lstrip("\n")
 
 
@@ -117,43 +125,31 @@ def difference(prompt: str, text: str) -> str:
     return f"the decoder's prompt reads {prompt[start : at + 40]!r}, the text to train on {text[start : at + 40]!r}"
 
 
-def change_of(message: dict[str, Any], written: str) -> str | None:
-    """What a template leaves out of a turn that it has written: `unwritten` thoughts, or `changed` words or blanks."""
-    held = inline(message["content"])
-    thoughts = own_thoughts(message) or (held[0] if held else "")
-    if thoughts.strip() not in written:
-        return "unwritten"
-    # between thoughts and words every template has its own blanks
-    words = held[1].strip() if held else message["content"]
-    return None if words in written else "changed"
-
-
 def _parted(message: dict[str, Any], found: re.Match[str]) -> _Parted:
     """A turn and its thoughts, which it keeps in a field of their own or in front of its content.
 
     How many blanks a target writes around them is not in the row: it is guessed by the prompt.
     """
-    own, (_, close) = own_thoughts(message), named_by(found)
+    own, close = own_thoughts(message), closing_of(found)
     bare = {name: each for name, each in message.items() if name not in THOUGHTS}
     content = message["content"]
     if own is not None:
         inner = own.strip("\n")
         lines = found[0][-1:].isspace()
         return _Parted(
-            {**bare, "content": content.lstrip("\n")}, f"{inner}\n{close}\n\n" if lines else f"{inner}{close}"
+            {**bare, "content": content.lstrip("\n")}, f"{inner}\n{close}\n\n" if lines else f"{inner}{close}", close
         )
     before, tag, behind = content.partition(close)
     if not tag:
-        return _Parted(bare, None)
+        return _Parted(bare, None, close)
     answer = behind.lstrip()
     blanks = behind[: len(behind) - len(answer)]
-    return _Parted({**bare, "content": answer}, f"{_without_opening(before, found)}{close}{blanks}")
+    return _Parted({**bare, "content": answer}, f"{_without_opening(before, found)}{close}{blanks}", close)
 
 
 def _without_opening(thoughts: str, found: re.Match[str]) -> str:
     """Thoughts behind the tag and the blanks with which the prompt has opened them."""
-    tag, _ = named_by(found)
-    stripped = thoughts.lstrip()
-    if not stripped.startswith(tag):
+    tag, stripped = opening_of(found), thoughts.lstrip()
+    if tag is None or not stripped.startswith(tag):
         return thoughts
     return stripped[len(tag) :].removeprefix(found.groupdict().get("blanks") or "")

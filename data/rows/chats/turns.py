@@ -9,27 +9,18 @@ both, rendering tells. Read next: `thoughts.py`; `rows/encode.py`, which turns c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from ..raw import BadRow
-from ..shapes import Chat, counts, is_empty
+from ..shapes import Chat
 from ..templates import ChatTemplate, Span
-from .tags import inline, opened_by, own_thoughts
-from .thoughts import PromptDiffers, behind_prompt, change_of, cut_in_thoughts
+from .answer import Answer, Piece, why_left_out
+from .everything import everything
+from .own_text import own_text, says_nothing, without_end
+from .thoughts import PromptDiffers, cut_in_thoughts
 
 LossOn = Literal["assistant", "last", "all"]
-_PROBE = "ANSWERxOFxTHISxTURN"
-
-
-class Piece(NamedTuple):
-    """A text, and the characters of it that count (None: all), each stretch with the turn that it is of."""
-
-    text: str
-    spans: list[Span] | None
-    turns: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -51,24 +42,12 @@ NOTES = {
     "thoughts": "without their thoughts, which prompts close",
     "no thoughts": "without thoughts, though prompts open some",
     "unwritten": "without their thoughts, which the template does not write",
+    "calls": "without calls, which the template does not write",
     "changed": "in other words or blanks than the row's, as the template writes them",
     "cut": "cut off, and learnt without an end",
 }
 """Why answers are not in the loss, the first six; how others are not as the row has them."""
 LEFT = ("other prompt", "empty", "marked", "other tokens", "edited", "without ids")
-
-
-class _Answer(NamedTuple):
-    """One turn: the text up to its end, where its prompt ends, and the same with what the template writes behind."""
-
-    turn: int
-    start: int
-    text: str
-    upto: str | None
-    """None where the template's own text is not what is learnt."""
-    is_cut: bool
-    unwritten: str = ""
-    """Of one that was cut off, the end that the template writes behind it and the target never did."""
 
 
 def pieces_of(template: ChatTemplate, chat: Chat, loss_on: LossOn) -> Pieces:
@@ -81,17 +60,19 @@ def pieces_of(template: ChatTemplate, chat: Chat, loss_on: LossOn) -> Pieces:
     answers = _answers(template, chat, text, last=loss_on == "last", notes=notes)
     groups = _chained(answers)
     is_one = len(groups) < 2 and all(text.startswith(each.text) for each in answers)
+    notes.update(why for why in (why_left_out(chat, each) for each in answers) if why)
     if loss_on == "all":
         texts = [_without_cut_end(chat, answers, text)] if is_one else [group[-1].text for group in groups]
-        return Pieces(list(_all_count(template, texts, chat, answers)), notes)
+        return Pieces(list(everything(texts, [answers] if is_one else groups, chat)), notes)
     made = [_whole(template, chat, answers, text)] if is_one else [_part(template, chat, group) for group in groups]
-    return Pieces([_judged(each, chat, notes) for each in made], notes)
+    out = {each.turn for each in answers if why_left_out(chat, each)}
+    return Pieces([_without_turns(each, out) for each in made], notes)
 
 
-def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes: Counter[str]) -> list[_Answer]:
+def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes: Counter[str]) -> list[Answer]:
     # nobody asks for an opening word: the decoder always has a prompt
     turns = [at for at, each in enumerate(chat.messages) if each["role"] == "assistant" and at]
-    found: list[_Answer] = []
+    found: list[Answer] = []
     differs: PromptDiffers | None = None
     for at in turns[-1:] if last else turns:
         try:
@@ -104,47 +85,27 @@ def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes
     return found
 
 
-def _answer(template: ChatTemplate, chat: Chat, at: int, text: str, notes: Counter[str]) -> _Answer:
+def _answer(template: ChatTemplate, chat: Chat, at: int, text: str, notes: Counter[str]) -> Answer:
     prompt, message = template.prompt(chat, at), chat.messages[at]
     upto = text if at == len(chat.messages) - 1 else template.write(chat, chat.messages[: at + 1])
     is_cut = message.get("ended") is False
     if is_cut and (thinking := cut_in_thoughts(template, chat, at, prompt)) is not None:
-        notes["cut"] += 1
-        return _Answer(at, len(prompt), thinking, None, is_cut)
-    own, is_its_own, change = _written(template, chat, at, prompt, upto)
-    if change := change or change_of(message, own[len(prompt) :]):
-        notes[change] += 1
-    whole = own
-    if is_cut:
-        own = _without_end(template, chat, at, own, len(prompt))
-        notes["cut"] += 1
-    return _Answer(at, len(prompt), own, upto if is_its_own else None, is_cut, whole[len(own) :])
+        notes.update(["cut", *(["thoughts"] if thinking == prompt else [])])
+        return Answer(at, len(prompt), thinking, None, is_cut)
+    found = own_text(template, chat, at, prompt, upto)
+    own = without_end(template, chat, at, found.text, len(prompt)) if is_cut else found.text
+    rendered = upto if found.is_rendered else None
+    silent = says_nothing(message, own[len(prompt) :])
+    answer = Answer(at, len(prompt), own, rendered, is_cut, found.text[len(own) :], silent)
+    if found.change and not why_left_out(chat, answer):
+        notes[found.change] += 1
+    notes.update(["cut"] * is_cut)
+    return answer
 
 
-def _written(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> tuple[str, bool, str | None]:
-    """The text of turn `at` with its prompt and its end, whether the template writes it so, and what it changes."""
-    opens, message = opened_by(prompt), chat.messages[at]
-    held = inline(message["content"])
-    thoughts = (own_thoughts(message) or (held[0] if held else "")).strip()
-    if upto.startswith(prompt) and not (opens and thoughts not in upto[len(prompt) :]):
-        return upto[: template.without_tail(upto, len(prompt))], True, None if thoughts or not opens else "no thoughts"
-    behind = behind_prompt(template, chat, at, prompt, upto)
-    return prompt + behind.text, False, behind.change
-
-
-def _without_end(template: ChatTemplate, chat: Chat, at: int, text: str, start: int) -> str:
-    """The text up to what the template writes behind the answer: a probe in its place shows it."""
-    probe = {"role": "assistant", "content": _PROBE}
-    _, found, behind = template.write(chat, [*chat.messages[:at], probe]).partition(_PROBE)
-    end = behind[: template.without_tail(behind, 0)]
-    if not found or not text.endswith(end):
-        raise BadRow(f"the end of turn {at + 1}, which was cut off, cannot be found in what the template renders")
-    return text[: max(start, len(text) - len(end))]
-
-
-def _chained(answers: Sequence[_Answer]) -> list[list[_Answer]]:
+def _chained(answers: Sequence[Answer]) -> list[list[Answer]]:
     """The answers in groups: in each, every prompt begins with the whole text in front of it."""
-    groups: list[list[_Answer]] = []
+    groups: list[list[Answer]] = []
     for each in answers:
         if groups and each.text[: each.start].startswith(groups[-1][-1].text):
             groups[-1].append(each)
@@ -153,7 +114,7 @@ def _chained(answers: Sequence[_Answer]) -> list[list[_Answer]]:
     return groups
 
 
-def _whole(template: ChatTemplate, chat: Chat, answers: Sequence[_Answer], text: str) -> Piece:
+def _whole(template: ChatTemplate, chat: Chat, answers: Sequence[Answer], text: str) -> Piece:
     """The chat's text and all of its answers."""
     regions, kept = [(each.start, len(each.text)) for each in answers], _without_cut_end(chat, answers, text)
     if not template.is_marked(chat.tools):
@@ -162,88 +123,37 @@ def _whole(template: ChatTemplate, chat: Chat, answers: Sequence[_Answer], text:
     return Piece(kept, *_of_turns(spans, answers))
 
 
-def _without_cut_end(chat: Chat, answers: Sequence[_Answer], text: str) -> str:
+def _without_cut_end(chat: Chat, answers: Sequence[Answer], text: str) -> str:
     """The chat's text up to its last answer's last word where that was cut off, whatever the template ends it with."""
     is_cut = bool(answers) and answers[-1].is_cut and answers[-1].turn == len(chat.messages) - 1
     return answers[-1].text if is_cut else text
 
 
-def _part(template: ChatTemplate, chat: Chat, group: Sequence[_Answer]) -> Piece:
+def _part(template: ChatTemplate, chat: Chat, group: Sequence[Answer]) -> Piece:
     """The text up to the last of some answers, which it holds as they were written."""
     *_, last = group
     if last.upto is None or not template.is_marked(chat.tools):
         return Piece(last.text, [(each.start, len(each.text)) for each in group], [each.turn for each in group])
     found = template.marks(chat, chat.messages[: last.turn + 1], last.upto)
-    spans = [(start, min(end, len(last.text))) for start, end in found if group[0].start <= start < len(last.text)]
-    return Piece(last.text, *_of_turns(spans, group))
+    return Piece(last.text, *_of_turns(found, group))
 
 
-def _of_turns(spans: Sequence[Span], answers: Sequence[_Answer]) -> tuple[list[Span], list[int]]:
-    """Marked stretches of these answers, without the ends of those that have none, and the turn of each.
+def _of_turns(spans: Sequence[Span], answers: Sequence[Answer]) -> tuple[list[Span], list[int]]:
+    """What of each answer is marked, and its turn.
 
-    Marks leave parts of answers out; they add no turn that is not learnt from without them.
+    Marks leave parts of answers out; they add nothing that is not learnt without them.
     """
-    kept, turns = [], []
-    for start, end in spans:
-        of = next((each for each in answers if start < len(each.text) and each.start < end), None)
-        if of is not None:
-            kept.append((start, min(end, len(of.text)) if of.is_cut else end))
-            turns.append(of.turn)
-    return kept, turns
+    parts = [
+        ((max(start, each.start), min(end, len(each.text))), each.turn)
+        for start, end in spans
+        for each in answers
+        if start < len(each.text) and each.start < end
+    ]
+    return [part for part, _ in parts], [turn for _, turn in parts]
 
 
-def _judged(piece: Piece, chat: Chat, notes: Counter[str]) -> Piece:
-    """The piece without the answers that its own turns take out of the loss."""
+def _without_turns(piece: Piece, out: Container[int]) -> Piece:
+    """The piece without the answers that are left out."""
     assert piece.spans is not None
-    out = {}
-    for turn in sorted(set(piece.turns) - {-1}):
-        message = chat.messages[turn]
-        if not counts(message) or is_empty(message):
-            out[turn] = "empty" if counts(message) else "marked"
-    notes.update(out.values())
     kept = [(span, turn) for span, turn in zip(piece.spans, piece.turns, strict=True) if turn not in out]
     return Piece(piece.text, [span for span, _ in kept], [turn for _, turn in kept])
-
-
-def _all_count(
-    template: ChatTemplate, texts: Sequence[str], chat: Chat, answers: Sequence[_Answer]
-) -> Iterator[Piece]:
-    """Texts of which everything counts once, but for turns that say otherwise, and ends that nobody wrote."""
-    out = [*_unwritten(chat, answers), *_marked_turns(template, chat)]
-    before = ""
-    for text in texts:
-        holes = [(0, len(commonprefix([before, text]))), *(hole for own, hole in out if text.startswith(own))]
-        before, spans = text, list(_outside(holes, len(text)))
-        yield Piece(text, None) if spans == [(0, len(text))] else Piece(text, spans, [-1] * len(spans))
-
-
-def _unwritten(chat: Chat, answers: Sequence[_Answer]) -> Iterator[tuple[str, Span]]:
-    """Texts up to answers, each with what of it is not to be learnt: all of the answer, or an end that has none."""
-    for each in answers:
-        message, start, end = chat.messages[each.turn], each.start, len(each.text)
-        if each.is_cut:
-            yield each.text, (end, end + len(each.unwritten))
-        if not counts(message) or is_empty(message):
-            yield each.text, (start, end)
-
-
-def _marked_turns(template: ChatTemplate, chat: Chat) -> Iterator[tuple[str, Span]]:
-    """The same of turns of others that are marked."""
-    for at, message in enumerate(chat.messages):
-        if message["role"] != "assistant" and not counts(message):
-            before = template.write(chat, chat.messages[:at]) if at else ""
-            upto = template.write(chat, chat.messages[: at + 1])
-            if not upto.startswith(before):
-                raise BadRow(f"turn {at + 1} is marked as not to be trained on, and where it begins cannot be told")
-            yield upto, (len(before), len(upto))
-
-
-def _outside(holes: Sequence[Span], length: int) -> Iterator[Span]:
-    """What of a text lies in none of its holes."""
-    at = 0
-    for start, end in sorted(holes):
-        if at < start:
-            yield at, min(start, length)
-        at = max(at, end)
-    if at < length:
-        yield at, length

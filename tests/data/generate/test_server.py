@@ -239,7 +239,6 @@ def test_answers_that_are_none(serve: Any, tokenizer: Any, answer: Answer, reaso
 @pytest.mark.parametrize(
     ("reason", "thoughts", "kind", "words"),
     [
-        ("length", {"reasoning": "hm"}, "cut", "cut off after 5 tokens, and the target was still thinking"),
         ("length", {}, "cut", "cut off after 5 tokens$"),
         ("stop", {"reasoning": "hm"}, "empty", "empty, its thoughts apart"),
         ("stop", {}, "empty", "empty$"),
@@ -258,10 +257,11 @@ def test_an_answer_without_text_is_asked_for_once(
 @pytest.mark.parametrize(
     ("reason", "limit", "ended"),
     [
-        *((name, 40, True) for name in ("stop", "eos", "eos_token", "end_turn")),
-        *((name, 40, False) for name in ("length", "max_tokens", "max_length")),
+        *((name, 40, True) for name in ("stop", "STOP", "eos", "eos_token", "end_turn", "stop_sequence")),
+        *((name, 40, False) for name in ("length", "max_tokens", "MAX_TOKENS", "max_length")),
         (None, 6, True),  # nothing is said, and five of six tokens are there
         (None, 5, False),
+        ("", 5, False),
     ],
 )
 def test_ends_by_the_names_that_servers_have(
@@ -269,6 +269,12 @@ def test_ends_by_the_names_that_servers_have(
 ) -> None:
     reply = ask(serve(in_turn(completion("new", reason=reason))), tokenizer, max_new_tokens=limit)
     assert reply.ended == ended
+
+
+@pytest.mark.parametrize("text", [None, "", " \n"])
+def test_thoughts_that_were_cut_off_are_kept(serve: Any, tokenizer: Any, text: str | None) -> None:
+    reply = ask(serve(in_turn(completion(text, reason="length", reasoning="hm"))), tokenizer)
+    assert (reply.text, reply.reasoning, reply.ended) == ("", "hm", False)
 
 
 def test_a_count_of_zero_is_none(serve: Any, tokenizer: Any) -> None:

@@ -165,11 +165,7 @@ def test_an_override_must_render_prompts_as_the_decoder_does(
 
 @pytest.mark.parametrize(
     ("template", "reason"),
-    [
-        ("{% generation %}{% endgeneration %}" + UNMARKED, "mask is empty"),
-        ("{% generation %}" + UNMARKED + "{% endgeneration %}", "mask is full"),
-        ("{% if messages", "not valid Jinja"),
-    ],
+    [("{% generation %}{% endgeneration %}" + UNMARKED, "mask is empty"), ("{% if messages", "not valid Jinja")],
 )
 def test_hopeless_templates_stop_the_run(
     tokenizer: PreTrainedTokenizerFast, template: str, reason: str, tmp_path: Path
@@ -179,6 +175,23 @@ def test_hopeless_templates_stop_the_run(
     rows.write_text('{"prompt": "why", "completion": "because"}\n' * 3)
     with pytest.raises(DataError, match=reason):
         prepare(DataConfig(source=str(rows), cache=str(tmp_path)), tokenizer, out=None)
+
+
+def test_marks_around_everything_are_none(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = CHATS["multi-turn"]
+    with_template(tokenizer, UNMARKED)
+    expected = taught(tokenizer, messages)
+    with_template(tokenizer, "{% generation %}" + UNMARKED + "{% endgeneration %}")
+    assert taught(tokenizer, messages) == expected
+
+
+def test_rows_whose_own_masks_leave_nothing_out_stop_the_run(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"input_ids": [n, 6, 7], "loss_mask": [1, 1, 1]}) + "\n" for n in range(3)))
+    with pytest.raises(DataError, match="mask is full"):
+        prepare(DataConfig(source=str(rows), validation=str(rows), cache=str(tmp_path)), tokenizer, out=None)
 
 
 def test_no_template(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

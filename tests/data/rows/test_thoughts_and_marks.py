@@ -158,21 +158,22 @@ def test_everything_counts_but_what_nobody_wrote() -> None:
     empty = [TWO[0], say("assistant", ""), *TWO[2:]]
     assert "assistant\n]<|im_end|>[\n<|im_start|>user" in shown(plain, empty, loss_on="all")[0]
     quiet = [TWO[0], TWO[1], {**TWO[2], "weight": 0}, TWO[3]]
-    assert (
-        "<|im_end|>\n]<|im_start|>user\nand<|im_end|>\n[<|im_start|>assistant" in shown(plain, quiet, loss_on="all")[0]
-    )
+    assert "<|im_start|>user\n]and[<|im_end|>\n<|im_start|>assistant" in shown(plain, quiet, loss_on="all")[0]
+    assert notes(plain, cut, loss_on="all") == {"cut": 1}
+    assert notes(plain, empty, loss_on="all") == {"empty": 1}
 
 
 def test_a_marked_answer_of_a_chat_that_is_rewritten() -> None:
-    """Whatever two documents of a chat share counts once, and a marked answer in none of them."""
+    """What is rewritten in a later document counts in its own alone, and a marked answer in none of them."""
     messages = [WHY, say("assistant", "the dog", reasoning_content="so", weight=0), AND, say("assistant", "a fox")]
     first, second = shown(QWEN3.tokenizer(), messages, loss_on="all")
-    assert (
-        first == "[<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n]<think>\nso\n</think>\n\nthe dog<|im_end|>"
+    asked = "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n"
+    assert first == f"[{asked}]<think>\nso\n</think>\n\nthe dog<|im_end|>"
+    assert second == (
+        f"{asked}the dog<|im_end|>\n<|im_start|>user\n[and]<|im_end|>\n<|im_start|>assistant\n"
+        "[<think>\n\n</think>\n\na fox<|im_end|>]"
     )
-    prompt = "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n"
-    assert second.startswith(f"{prompt}[the dog<|im_end|>\n<|im_start|>user\nand")
-    assert second.endswith("a fox<|im_end|>]")
+    assert notes(QWEN3.tokenizer(), messages, loss_on="all") == {"marked": 1}
 
 
 def plain_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> str:
@@ -328,4 +329,108 @@ def test_any_end_of_the_target_may_end_its_answers() -> None:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert endless_answers(tokenizer, [0, end]) is None
     assert endless_answers(tokenizer, [end, 0]) is None
-    assert "which is no end of the target" in str(endless_answers(tokenizer, [0]))
+    assert "which is no end of the target" in str(endless_answers(tokenizer, [5]))
+
+
+# ---- what a template writes around the target's own text ----------------------------------------
+
+HEADED = """
+{%- for m in messages -%}
+{%- if m.role == 'assistant' -%}{{- '<|im_start|>assistant\n' + head -}}{%- else -%}{{- '<|im_start|>' + m.role + '\n' -}}{%- endif -%}
+{{- m.content + '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' + prompt -}}{%- endif -%}"""
+
+
+def headed(head: str, prompt: str) -> PreTrainedTokenizerFast:
+    """Turns of the assistant begin with `head`, prompts end with `prompt`."""
+    return tokenizer_of(f"{{%- set head = {head!r} -%}}{{%- set prompt = {prompt!r} -%}}" + HEADED)
+
+
+def test_an_opening_tag_of_the_history_is_the_prompts() -> None:
+    tokenizer = headed("<think>\n\n", "<think>\n\n")
+    (found,) = answers(tokenizer, [WHY, say("assistant", "the dog", reasoning_content="so")])
+    assert found == "so\n</think>\n\nthe dog<|im_end|>"
+
+
+@pytest.mark.parametrize("closed", ["<think>\n\n</think>\n\n", "</think>"])
+def test_thoughts_behind_a_prompt_that_has_closed_them_are_left_out(closed: str) -> None:
+    tokenizer = headed(closed, closed)
+    thoughtful = [WHY, say("assistant", "<think>\nso\n</think>\n\nthe dog")]
+    assert answers(tokenizer, thoughtful) == ["the dog<|im_end|>"]
+    assert notes(tokenizer, thoughtful) == {"thoughts": 1}
+    cut = [WHY, say("assistant", "<think>\nso the", ended=False), AND, say("assistant", "a fox")]
+    assert answers(tokenizer, cut) == ["a fox<|im_end|>"]
+    assert notes(tokenizer, cut) == {"thoughts": 1, "cut": 1}
+
+
+def test_one_pair_of_tags_is_written() -> None:
+    """An empty one takes the row's thoughts, or makes room for the row's own tags."""
+    tokenizer = headed("<think></think>", "")
+    assert answers(tokenizer, [WHY, say("assistant", "the dog", reasoning_content="so")]) == [
+        "<think>so</think>the dog<|im_end|>"
+    ]
+    assert answers(tokenizer, [WHY, say("assistant", "<think>so</think>the dog")]) == [
+        "<think>so</think>the dog<|im_end|>"
+    ]
+    assert answers(tokenizer, [WHY, say("assistant", "the dog")]) == ["<think></think>the dog<|im_end|>"]
+
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
+
+
+def test_a_turn_of_which_nothing_is_written_is_empty() -> None:
+    """Its end alone would be learnt."""
+    plain = tokenizer_of(PLAIN)
+    for silent in (say("assistant", "", tool_calls=[CALL]), say("assistant", "", reasoning_content="so")):
+        messages = [WHY, silent, AND, say("assistant", "a fox")]
+        assert answers(plain, messages) == ["a fox<|im_end|>"]
+        assert notes(plain, messages) == {"empty": 1}
+    spoken = [WHY, say("assistant", "so", tool_calls=[CALL])]
+    assert answers(plain, spoken) == ["so<|im_end|>"]
+    assert notes(plain, spoken) == {"calls": 1}
+
+
+def test_an_answer_ends_with_its_first_end() -> None:
+    tokenizer = tokenizer_of(PLAIN + "{%- if not add_generation_prompt -%}{{- '<|endoftext|>' -}}{%- endif -%}")
+    assert answers(tokenizer, TWO) == ["the dog<|im_end|>\n<|endoftext|>", "a fox<|im_end|>\n<|endoftext|>"]
+    tokenizer.eos_token = "<|im_end|>"
+    assert answers(tokenizer, TWO) == ["the dog<|im_end|>", "a fox<|im_end|>"]
+
+
+def test_an_answer_behind_turns_that_are_written_anew() -> None:
+    """Thoughts between calls leave the chat when an answer stands behind them: the usual row of an agent."""
+    template = PLAIN.replace(
+        "m.content +",
+        "(('THOUGHT' + m.reasoning_content) if m.reasoning_content and messages[-1].role == 'tool' else '') + m.content +",
+    )
+    called = say("assistant", "look", reasoning_content="so")
+    messages = [WHY, called, say("tool", "here"), say("assistant", "the dog")]
+    found = shown(tokenizer_of(template), messages, loss_on="last")
+    assert found == [
+        "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\nTHOUGHTsolook<|im_end|>\n<|im_start|>tool\nhere<|im_end|>\n"
+        "<|im_start|>assistant\n[the dog<|im_end|>]"
+    ]
+
+
+def test_a_turn_whose_cut_cannot_be_told_takes_no_other_along() -> None:
+    cut = say("assistant", "", reasoning_content="so the", ended=False)
+    messages = [WHY, cut, AND, say("assistant", "a fox")]
+    assert answers(tokenizer_of(PLAIN), messages) == ["a fox<|im_end|>"]
+    assert notes(tokenizer_of(PLAIN), messages) == {"other prompt": 1}
+
+
+def test_marks_around_a_header_leave_it_out() -> None:
+    marked = PLAIN.replace(
+        "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}",
+        "{%- if m.role == 'assistant' -%}{%- generation -%}{{- '<|im_start|>assistant\n' + m.content + '<|im_end|>\n' -}}"
+        "{%- endgeneration -%}{%- else -%}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}{%- endif -%}",
+    )
+    assert answers(tokenizer_of(marked), TWO) == ["the dog<|im_end|>", "a fox<|im_end|>"]
+
+
+def test_a_tag_in_front_of_the_end_is_no_other_end() -> None:
+    tokenizer = tokenizer_of(PLAIN.replace("'<|im_end|>\n'", "'<|endoftext|><|im_end|>\n'"))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert endless_answers(tokenizer, [end]) is None
+    assert "ends answers by '<|endoftext|>'" in str(endless_answers(tokenizer, [5]))

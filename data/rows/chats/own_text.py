@@ -1,0 +1,148 @@
+"""What a target writes as one turn of a chat, behind its prompt and up to its end, by what the template renders.
+
+Mostly that is what the template writes behind the prompt. Where it writes thoughts in another form, writes the turn in
+front of it anew, or goes on behind the end, the target's own text is found here. Read next: `thoughts.py`; `turns.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..shapes import Chat
+from ..templates import ChatTemplate
+from .tags import CLOSING, EMPTY, begins_thoughts, closed_by, inline, opened_by, own_thoughts
+from .thoughts import PromptDiffers, behind_prompt
+
+_PROBE = "ANSWERxOFxTHISxTURN"
+
+
+class OwnText(NamedTuple):
+    """A turn as it is learnt."""
+
+    text: str
+    """From the beginning of the prompt to the end of the turn."""
+    is_rendered: bool
+    """Whether the template's own text begins so."""
+    change: str | None
+    """What is not as the row has it, by `turns.NOTES`."""
+
+
+def own_text(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> OwnText:
+    """What the target writes as turn `at`, of which the template renders `upto`.
+
+    Raises:
+        PromptDiffers: the decoder's prompt is another text.
+    """
+    message, opens, closes = chat.messages[at], opened_by(prompt), closed_by(prompt)
+    thoughts = thoughts_of(message)
+    if upto.startswith(prompt):
+        rendered = upto[len(prompt) :]
+        if not (opens and thoughts not in rendered) and not (closes and thoughts and thoughts in rendered):
+            return _rendered(template, message, prompt, rendered)
+    elif not (opens or closes):
+        rendered = _behind_header(template, chat, at, prompt, upto)
+        return _rendered(template, message, prompt, rendered)._replace(is_rendered=False)
+    behind = behind_prompt(template, chat, at, prompt, upto)
+    text = behind.text[: _end(template, message, behind.text)]
+    return OwnText(prompt + text, False, behind.change or change_of(message, text))
+
+
+def thoughts_of(message: Mapping[str, Any]) -> str:
+    """The thoughts of a turn, from a field of their own or from its content, without the blanks around."""
+    held = inline(message["content"])
+    return (own_thoughts(message) or (held[0] if held else "")).strip()
+
+
+def change_of(message: Mapping[str, Any], written: str) -> str | None:
+    """What a template leaves out of a turn: `unwritten` thoughts or `calls`, or words and blanks that it `changed`."""
+    held = inline(message["content"])
+    if thoughts_of(message) not in written:
+        return "unwritten"
+    if not all(name in written for name in _called(message)):
+        return "calls"
+    # between thoughts and words every template has its own blanks
+    words = held[1].strip() if held else message["content"]
+    return None if words in written else "changed"
+
+
+def says_nothing(message: Mapping[str, Any], written: str) -> bool:
+    """Whether nothing of a turn is in what is written of it, so that there is but its end to learn."""
+    held, thoughts = inline(message["content"]), thoughts_of(message)
+    words = (held[1] if held else message["content"]).strip()
+    return not (words or (thoughts and thoughts in written) or any(name in written for name in _called(message)))
+
+
+def _called(message: Mapping[str, Any]) -> list[str]:
+    """The names of the tools that a turn calls, by either form of a call."""
+    calls = message.get("tool_calls") or ()
+    named = [each.get("function") or each for each in calls if isinstance(each, dict)]
+    return [str(each["name"]) for each in named if isinstance(each, dict) and each.get("name")]
+
+
+def _rendered(template: ChatTemplate, message: Mapping[str, Any], prompt: str, rendered: str) -> OwnText:
+    """A turn that the template writes behind the prompt."""
+    text = rendered[: _end(template, message, rendered)]
+    own, opens = _one_pair(text, thoughts_of(message)), opened_by(prompt)
+    change = "no thoughts" if opens and not thoughts_of(message) else change_of(message, own)
+    return OwnText(prompt + own, own == text, change)
+
+
+def _end(template: ChatTemplate, message: Mapping[str, Any], text: str) -> int:
+    """Where a turn ends: behind the first end of the target that follows its words, where these are found."""
+    held = inline(message["content"])
+    words = (held[1] if held else message["content"]).strip()
+    at = text.rfind(words) if words and not message.get("tool_calls") else -1
+    found = template.ends.search(text, at + len(words)) if at >= 0 else None
+    return template.without_tail(text, 0) if found is None else found.end()
+
+
+def _one_pair(text: str, thoughts: str) -> str:
+    """A turn whose empty pair of tags is filled with thoughts that stand nowhere else, or gone where others follow."""
+    lead = text[: len(text) - len(text.lstrip())]
+    pair = EMPTY.match(text, len(lead))
+    if pair is None:
+        return text
+    rest = text[pair.end() :]
+    if begins_thoughts(rest):
+        return lead + rest.lstrip()
+    if not thoughts or thoughts in text:
+        return text
+    closing = CLOSING.search(pair[0])
+    assert closing is not None
+    opening = re.split(r"(?<=[>\]])", pair[0][: closing.start()], maxsplit=1)
+    blanks = opening[1][: len(opening[1]) // 2]
+    return f"{lead}{opening[0]}{blanks}{thoughts}{blanks}{pair[0][closing.start() :]}{rest}"
+
+
+def _behind_header(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> str:
+    """The turn behind its own header, where the template writes those in front of it anew.
+
+    Raises:
+        PromptDiffers: the header by which the prompt ends stands nowhere in front of the turn.
+    """
+    message = chat.messages[at]
+    first = thoughts_of(message) or message["content"].strip() or next(iter(_called(message)), "")
+    before = template.prompt(chat, at, answer_next=False)
+    header = prompt.removeprefix(before) if template.override is None and prompt.startswith(before) else ""
+    found = upto.rfind(header, 0, upto.rfind(first)) if header and first in upto else -1
+    if found < 0:
+        behind_prompt(template, chat, at, prompt, upto)  # says where they differ
+    return upto[found + len(header) :]
+
+
+def without_end(template: ChatTemplate, chat: Chat, at: int, text: str, start: int) -> str:
+    """The text of turn `at` up to what the template writes behind its words: a probe in its place shows it.
+
+    Raises:
+        PromptDiffers: the end is another one.
+    """
+    probe = {"role": "assistant", "content": _PROBE}
+    _, found, behind = template.write(chat, [*chat.messages[:at], probe]).partition(_PROBE)
+    end = behind[: _end(template, probe, _PROBE + behind) - len(_PROBE)]
+    if not found or not text.endswith(end):
+        raise PromptDiffers(
+            f"the end of turn {at + 1}, which was cut off, cannot be found in what the template renders"
+        )
+    return text[: max(start, len(text) - len(end))]
