@@ -27,7 +27,7 @@ MUTATIONS = (
         "A01a",
         "data/rows/templates.py",
         "chats without marks: the header of an answer counts",
-        "        return self._render(chat, chat.messages[:at], template=None, answer_next=True)\n",
+        "        return self._render(chat, chat.messages[:at], template=None, answer_next=answer_next)\n",
         "        return self._render(chat, chat.messages[:at], template=None, answer_next=False)\n",
         (MARKS,),
     ),

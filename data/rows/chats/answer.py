@@ -17,7 +17,7 @@ class Piece(NamedTuple):
     turns: Sequence[int] = ()
 
 
-class Answer(NamedTuple):
+class AnswerText(NamedTuple):
     """One turn: the text up to its end, where its prompt ends, and the same with what the template writes behind."""
 
     turn: int
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
     """Nothing that the turn says is in its text."""
 
 
-def why_left_out(chat: Chat, answer: Answer) -> str | None:
+def why_left_out(chat: Chat, answer: AnswerText) -> str | None:
     """Why an answer is not in the loss, by `turns.NOTES`; None where it is."""
     message = chat.messages[answer.turn]
     if not counts(message):

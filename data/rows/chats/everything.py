@@ -11,10 +11,10 @@ from typing import Any
 
 from ..shapes import Chat, counts
 from ..templates import Span
-from .answer import Answer, Piece, why_left_out
+from .answer import AnswerText, Piece, why_left_out
 
 
-def everything(texts: Sequence[str], groups: Sequence[Sequence[Answer]], chat: Chat) -> Iterator[Piece]:
+def everything(texts: Sequence[str], groups: Sequence[Sequence[AnswerText]], chat: Chat) -> Iterator[Piece]:
     """The texts of a chat, one for each group of answers; what is rewritten in a later one counts in its own alone."""
     done = 0
     for text, group in zip(texts, groups, strict=True):
@@ -29,7 +29,7 @@ def everything(texts: Sequence[str], groups: Sequence[Sequence[Answer]], chat: C
         yield Piece(text, None) if spans == [(0, len(text))] else Piece(text, spans, [-1] * len(spans))
 
 
-def _unwritten(text: str, answers: Sequence[Answer], chat: Chat) -> Iterator[Span]:
+def _unwritten(text: str, answers: Sequence[AnswerText], chat: Chat) -> Iterator[Span]:
     """Answers that are left out, and ends that a template writes behind answers that have none."""
     for each in answers:
         end = len(each.text)

@@ -18,7 +18,7 @@ from .thoughts import PromptDiffers, behind_prompt
 _PROBE = "ANSWERxOFxTHISxTURN"
 
 
-class OwnText(NamedTuple):
+class TurnText(NamedTuple):
     """A turn as it is learnt."""
 
     text: str
@@ -29,7 +29,7 @@ class OwnText(NamedTuple):
     """What is not as the row has it, by `turns.NOTES`."""
 
 
-def own_text(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> OwnText:
+def own_text(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> TurnText:
     """What the target writes as turn `at`, of which the template renders `upto`.
 
     Raises:
@@ -46,7 +46,7 @@ def own_text(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str
         return _rendered(template, message, prompt, rendered)._replace(is_rendered=False)
     behind = behind_prompt(template, chat, at, prompt, upto)
     text = behind.text[: _end(template, message, behind.text)]
-    return OwnText(prompt + text, False, behind.change or change_of(message, text))
+    return TurnText(prompt + text, False, behind.change or change_of(message, text))
 
 
 def thoughts_of(message: Mapping[str, Any]) -> str:
@@ -81,12 +81,12 @@ def _called(message: Mapping[str, Any]) -> list[str]:
     return [str(each["name"]) for each in named if isinstance(each, dict) and each.get("name")]
 
 
-def _rendered(template: ChatTemplate, message: Mapping[str, Any], prompt: str, rendered: str) -> OwnText:
+def _rendered(template: ChatTemplate, message: Mapping[str, Any], prompt: str, rendered: str) -> TurnText:
     """A turn that the template writes behind the prompt."""
     text = rendered[: _end(template, message, rendered)]
     own, opens = _one_pair(text, thoughts_of(message)), opened_by(prompt)
     change = "no thoughts" if opens and not thoughts_of(message) else change_of(message, own)
-    return OwnText(prompt + own, own == text, change)
+    return TurnText(prompt + own, own == text, change)
 
 
 def _end(template: ChatTemplate, message: Mapping[str, Any], text: str) -> int:

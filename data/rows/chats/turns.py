@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..shapes import Chat
 from ..templates import ChatTemplate, Span
-from .answer import Answer, Piece, why_left_out
+from .answer import AnswerText, Piece, why_left_out
 from .everything import everything
 from .own_text import own_text, says_nothing, without_end
 from .thoughts import PromptDiffers, cut_in_thoughts
@@ -69,10 +69,10 @@ def pieces_of(template: ChatTemplate, chat: Chat, loss_on: LossOn) -> Pieces:
     return Pieces([_without_turns(each, out) for each in made], notes)
 
 
-def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes: Counter[str]) -> list[Answer]:
+def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes: Counter[str]) -> list[AnswerText]:
     # nobody asks for an opening word: the decoder always has a prompt
     turns = [at for at, each in enumerate(chat.messages) if each["role"] == "assistant" and at]
-    found: list[Answer] = []
+    found: list[AnswerText] = []
     differs: PromptDiffers | None = None
     for at in turns[-1:] if last else turns:
         try:
@@ -85,27 +85,27 @@ def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes
     return found
 
 
-def _answer(template: ChatTemplate, chat: Chat, at: int, text: str, notes: Counter[str]) -> Answer:
+def _answer(template: ChatTemplate, chat: Chat, at: int, text: str, notes: Counter[str]) -> AnswerText:
     prompt, message = template.prompt(chat, at), chat.messages[at]
     upto = text if at == len(chat.messages) - 1 else template.write(chat, chat.messages[: at + 1])
     is_cut = message.get("ended") is False
     if is_cut and (thinking := cut_in_thoughts(template, chat, at, prompt)) is not None:
         notes.update(["cut", *(["thoughts"] if thinking == prompt else [])])
-        return Answer(at, len(prompt), thinking, None, is_cut)
+        return AnswerText(at, len(prompt), thinking, None, is_cut)
     found = own_text(template, chat, at, prompt, upto)
     own = without_end(template, chat, at, found.text, len(prompt)) if is_cut else found.text
     rendered = upto if found.is_rendered else None
     silent = says_nothing(message, own[len(prompt) :])
-    answer = Answer(at, len(prompt), own, rendered, is_cut, found.text[len(own) :], silent)
+    answer = AnswerText(at, len(prompt), own, rendered, is_cut, found.text[len(own) :], silent)
     if found.change and not why_left_out(chat, answer):
         notes[found.change] += 1
     notes.update(["cut"] * is_cut)
     return answer
 
 
-def _chained(answers: Sequence[Answer]) -> list[list[Answer]]:
+def _chained(answers: Sequence[AnswerText]) -> list[list[AnswerText]]:
     """The answers in groups: in each, every prompt begins with the whole text in front of it."""
-    groups: list[list[Answer]] = []
+    groups: list[list[AnswerText]] = []
     for each in answers:
         if groups and each.text[: each.start].startswith(groups[-1][-1].text):
             groups[-1].append(each)
@@ -114,7 +114,7 @@ def _chained(answers: Sequence[Answer]) -> list[list[Answer]]:
     return groups
 
 
-def _whole(template: ChatTemplate, chat: Chat, answers: Sequence[Answer], text: str) -> Piece:
+def _whole(template: ChatTemplate, chat: Chat, answers: Sequence[AnswerText], text: str) -> Piece:
     """The chat's text and all of its answers."""
     regions, kept = [(each.start, len(each.text)) for each in answers], _without_cut_end(chat, answers, text)
     if not template.is_marked(chat.tools):
@@ -123,13 +123,13 @@ def _whole(template: ChatTemplate, chat: Chat, answers: Sequence[Answer], text: 
     return Piece(kept, *_of_turns(spans, answers))
 
 
-def _without_cut_end(chat: Chat, answers: Sequence[Answer], text: str) -> str:
+def _without_cut_end(chat: Chat, answers: Sequence[AnswerText], text: str) -> str:
     """The chat's text up to its last answer's last word where that was cut off, whatever the template ends it with."""
     is_cut = bool(answers) and answers[-1].is_cut and answers[-1].turn == len(chat.messages) - 1
     return answers[-1].text if is_cut else text
 
 
-def _part(template: ChatTemplate, chat: Chat, group: Sequence[Answer]) -> Piece:
+def _part(template: ChatTemplate, chat: Chat, group: Sequence[AnswerText]) -> Piece:
     """The text up to the last of some answers, which it holds as they were written."""
     *_, last = group
     if last.upto is None or not template.is_marked(chat.tools):
@@ -138,7 +138,7 @@ def _part(template: ChatTemplate, chat: Chat, group: Sequence[Answer]) -> Piece:
     return Piece(last.text, *_of_turns(found, group))
 
 
-def _of_turns(spans: Sequence[Span], answers: Sequence[Answer]) -> tuple[list[Span], list[int]]:
+def _of_turns(spans: Sequence[Span], answers: Sequence[AnswerText]) -> tuple[list[Span], list[int]]:
     """What of each answer is marked, and its turn.
 
     Marks leave parts of answers out; they add nothing that is not learnt without them.
