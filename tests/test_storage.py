@@ -282,3 +282,11 @@ def test_a_folder_that_cannot_be_deleted_yet_ends_nothing(
     monkeypatch.undo()
     delete_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_many_differences_the_others_are_counted(tmp_path: Path) -> None:
+    there, here = ({f"v{n}": n + by for n in range(8)} for by in (0, 1))
+    with pytest.raises(RequestError) as caught:
+        check_identity(tmp_path, there, here, remedy="go")
+    assert str(caught.value).count(" there and ") == 6
+    assert "; and 2 more" in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import inf, log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import draftsmith
@@ -14,7 +15,7 @@ from draftsmith.launch.check.memory import needs, parameters
 from draftsmith.launch.check.models import Models
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
-from draftsmith.launch.recommend.recommend import _rules, made_for, recommend
+from draftsmith.launch.recommend.recommend import _hours, _rules, made_for, recommend
 from draftsmith.launch.recommend.target import PLAIN, described
 from helpers.models.gguf_files import pytestmark_gguf, write_llama
 
@@ -259,3 +260,11 @@ def test_rates_are_those_of_the_records() -> None:
         assert found.pop(recipe)["rate"] == round(float(row["tokens"].split()[0]) * 1e6 / (int(row["minutes"]) * 60))
     assert found.pop("eagle3-8b")["rate"] == round(rows("step-gpu", chunk="2,048", recompute="no")["rate"])
     assert not found
+
+
+@pytest.mark.parametrize(("parameters", "known"), [(4e9, False), (6e9, True), (12e9, True), (16e9, False)])
+def test_a_rate_is_said_of_targets_of_about_its_size(parameters: float, known: bool) -> None:
+    """Measured at 8.19e9, within a factor of 1.5 to either side."""
+    target: Any = SimpleNamespace(parameters=int(parameters))
+    said = _hours(load_recipe("eagle3-8b", []).recipe, target)
+    assert ("time not measured" not in said) == known

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.data.generate.journal import Journal
+from draftsmith.data.generate.journal import Journal, _changes
 from draftsmith.errors import DataError, EnvironmentFailure, RequestError
 from draftsmith.storage.staging import this_host
 
@@ -206,3 +206,10 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with Journal(tmp_path, SETTINGS, SESSION) as journal:
         assert 0 in journal
+
+
+def test_of_many_changes_the_others_are_counted() -> None:
+    before, now = ({f"v{n}": n + by for n in range(6)} for by in (0, 1))
+    said = _changes(before, now)
+    assert said.count(" was ") == 4
+    assert said.endswith("and 2 more")

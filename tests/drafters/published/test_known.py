@@ -68,4 +68,4 @@ def test_ls_names_what_drafter_takes(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--drafters", "--target", "nobody/knows"]) == 0
     assert "none for nobody/knows" in capfd.readouterr().out
     assert main(["ls", "--target", "Qwen/Qwen3-8B"]) == 2
-    assert "add --drafters" in capfd.readouterr().err
+    assert "give --drafters" in capfd.readouterr().err

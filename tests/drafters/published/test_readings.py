@@ -12,7 +12,7 @@ import pytest
 import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.published.forms import published
-from draftsmith.drafters.published.readings import Reading, readings_of
+from draftsmith.drafters.published.readings import Reading, _of_states, readings_of
 from draftsmith.drafters.published.sizes import resolved
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
@@ -73,3 +73,17 @@ OPEN = [
 )
 def test_verdicts(rates: list[list[float]], says: str) -> None:
     assert re.search(says, verdict(OPEN, [np.array(each) for each in rates]))
+
+
+def test_a_reading_ahead_by_less_than_two_standard_errors_tells_nothing() -> None:
+    """16 prompts, one reading 2.0 everywhere, the other 2.3 plus and minus 1: 0.3 ahead, the error 0.258."""
+    steady = np.full(16, 2.0)
+    shaken = 2.3 + np.array([1.0, -1.0] * 8)
+    worst = np.full(16, 0.1)
+    assert "does not tell" in verdict(OPEN, [steady, shaken, worst])
+    assert "supports another reading" in verdict(OPEN, [steady, shaken + 0.6, worst])
+
+
+def test_states_beyond_the_last_are_no_reading() -> None:
+    assert [each.changes["layers"] for each in _of_states({"layers": [1, 2, 3]}, 4)] == [[0, 1, 2]]
+    assert [each.changes["layers"] for each in _of_states({"layers": [1, 2]}, 4)] == [[0, 1], [2, 3]]

@@ -79,3 +79,15 @@ def test_sets_of_one_kind_differ_as_rarely_as_is_said() -> None:
 
     assert apart(2.0, 2.0) < 0.15
     assert apart(2.0, 2.6) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        # below is made of one's lower half and the other's upper one, above the other way round
+        ([2.2, 2.19, 2.5], [2.0, 1.7, 2.01], [0.2, 0.18586, 0.62426]),
+        ([2.2, 2.1, 2.21], [2.0, 1.99, 2.3], [0.2, -0.11623, 0.21414]),
+    ],
+)
+def test_the_ends_of_a_difference_by_hand(one: list[float], other: list[float], expected: list[float]) -> None:
+    assert difference(one, other, rows=1) == pytest.approx(expected, abs=1e-5)

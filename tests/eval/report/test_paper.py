@@ -155,3 +155,10 @@ def test_a_single_set_has_no_mean(measured: Measured, tmp_path: Path, capsys: py
     assert "within each set" not in text
     assert main(["report", str(tmp_path), "--beside", str(tmp_path)]) == 2
     assert "add --markdown or --latex" in capsys.readouterr().err
+
+
+def test_temperatures_are_not_rounded(measured: Measured, tmp_path: Path) -> None:
+    results = with_sets(measured[0])
+    results["rows"] = [{**results["rows"][0], "temperature": each} for each in (0.6, 0.0)]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert [temperature for _, temperature, _, _ in paper_table([tmp_path]).rows] == ["0.6", "0"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from draftsmith.eval.report.plots import _told_apart, acceptance_by_depth
+from draftsmith.eval.report.plots import _errorbar, _told_apart, acceptance_by_depth
 
 
 def rows(methods: int) -> list[dict[str, Any]]:
@@ -68,3 +68,14 @@ def test_the_picture_grows_with_panels_and_legend() -> None:
 
     one_panel = [row for row in rows(3) if row["temperature"] == 0]
     assert height(one_panel) < height(rows(3)) < height(rows(8))
+
+
+def test_the_ends_of_an_interval_are_drawn_where_they_are() -> None:
+    drawn: dict[str, Any] = {}
+
+    class Axes:
+        def errorbar(self, *_: Any, yerr: Any, **__: Any) -> None:
+            drawn["yerr"] = [[round(float(each), 6) for each in ends] for ends in yerr]
+
+    _errorbar(Axes(), [(1, 0.5, 0.4, 0.8)], "a", 0)
+    assert drawn["yerr"] == [[0.1], [0.3]]  # below and above

@@ -13,7 +13,7 @@ from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.measure.requests import Request
-from draftsmith.eval.server.answer import Answer
+from draftsmith.eval.server.answer import Answer, _logprobs
 from draftsmith.eval.server.answers import Judgeable
 from draftsmith.eval.server.evidence import with_ends
 from draftsmith.eval.server.sampled import copies, log_odds_of
@@ -126,3 +126,15 @@ def test_answers_of_the_target_have_odds_of_one_and_others_more() -> None:
     assert max(log_odds_of(long, long.argmax(1))) > 5
     drawn = torch.multinomial(p[0], 48, replacement=True, generator=g)
     assert max(log_odds_of(long, drawn)) < 9
+
+
+@pytest.mark.parametrize(
+    ("values", "known"), [([-0.5, -1.25], True), ([0.0, 1e-7], True), ([-0.5, 7.25], False), ([0.6, 0.28], False)]
+)
+def test_logits_and_probabilities_are_no_log_probabilities(values: list[float], known: bool) -> None:
+    """Whatever a server calls them; the audit then goes without, and accuses nobody."""
+    for found in (
+        {"tokens": ["a", "b"], "token_logprobs": values},
+        {"content": [{"token": name, "logprob": value} for name, value in zip("ab", values, strict=True)]},
+    ):
+        assert _logprobs(found) == (["a", "b"], values if known else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.server.counters import ServerCounters, counts_of_answer, read_counters
 from draftsmith.eval.server.exchange import Exchange
 from draftsmith.eval.server.measure import Block, BlockPlan, Half, Load, Numbered
-from draftsmith.eval.server.rows import Subject, latency_fields, percentiles, server_rows
+from draftsmith.eval.server.rows import Subject, _others, latency_fields, percentiles, server_rows
 
 CONFIG = EvalConfig(max_new_tokens=12, prompts="some.jsonl")
 PROMPTS = [Prompt("0", "chats", ("a",), chat=True), Prompt("1", "texts", ("b",), chat=False)]
@@ -288,3 +289,12 @@ def test_counts_of_an_answer_by_the_length_of_its_drafts() -> None:
     assert counts.tested_D.tolist() == [6, 2, 2]
     assert counts.passed_D.tolist() == [5, 2, 1]
     np.testing.assert_array_equal(counts.alpha_hat_D, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("answered", "note"), [(4, None), (5, "the server answered 5 requests while 4 were asked here")]
+)
+def test_a_request_that_was_refused_was_asked(answered: int, note: str | None) -> None:
+    exchanges: Any = [SimpleNamespace(counted=None, tokens=3)] * 3
+    half = Half(exchanges=exchanges, refused=["too long"])
+    assert _others([ServerCounters("vLLM", 9, answered)], [half]) == note

@@ -126,3 +126,9 @@ def test_drawing_random_weights_is_nobody_elses_matter(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     finding("medusa", tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_that_are_kept_are_computed_once() -> None:
+    """Ten rows asked for thirty times, four of them kept: 10 + 20 x 0.6 of 8 tokens."""
+    plan = module._Plan(distinct=10, asked=30, kept=4, row_bytes=1, length=8, is_exact=True)
+    assert plan.computed == 176
