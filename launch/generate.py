@@ -360,8 +360,9 @@ def _summary(manifest: dict[str, Any], request: GenerateRequest) -> str:
     ]
     if answers["cut"]:
         lines.append(
-            f"cut off after {request.max_new_tokens} tokens: {answers['cut']:,} of {answers['turns']:,} answers, "
-            "which are marked and learnt from without an end (--drop-cut leaves such chats out)"
+            f"cut off by a limit of {request.max_new_tokens} tokens or less: {answers['cut']:,} of "
+            f"{answers['turns']:,} answers, which are marked and learnt from without an end (--drop-cut leaves such "
+            "chats out)"
         )
     if answers["retokenised"]:
         lines.append(

@@ -642,7 +642,7 @@ def test_cut_answers_are_kept_marked_and_counted(
     assert "cut" not in found["rows"]["rejected_by_kind"]
     marked = [row for row in read(tmp_path / "out") if any(not m.get("ended", True) for m in row["messages"])]
     assert len(marked) == found["rows"]["answered"] - manifest(greedy)["rows"]["answered"] == dropped
-    assert f"cut off after 16 tokens: {found['answers']['cut']} of" in capsys.readouterr().out
+    assert f"cut off by a limit of 16 tokens or less: {found['answers']['cut']} of" in capsys.readouterr().out
     rows = ["--data.source", str(tmp_path / "out" / "answers.jsonl"), "--target.path", str(place / "target")]
     assert main(["inspect", "distill-tiny", *rows, "--data.validation-share", "0.3"]) == 0
     assert re.search(r"answers +in the loss: \d+ cut off, and learnt without an end", caplog.text)

@@ -108,6 +108,14 @@ def _holds(ids: list[int], part: list[int]) -> bool:
     return any(ids[at : at + len(part)] == part for at in range(len(ids)))
 
 
+def test_a_generated_row_has_channels_as_fields() -> None:
+    """Its text too is what was written: special tokens inside an answer are read, not dropped."""
+    kind = KINDS["gpt-oss"]
+    row, _, _ = answered(kind, kind.tokenizer())
+    turns = [(each["reasoning_content"], each["content"]) for each in row["messages"][1::2]]
+    assert turns == [("so", "the dog"), ("no", "a fox")]
+
+
 @pytest.mark.parametrize("name", ["Qwen3, thinking", "gpt-oss"])
 def test_another_template_takes_what_it_would_change_out_of_the_loss(name: str, tmp_path: Path) -> None:
     """The same tokenizer, and a template that writes the answers in other tokens: none of them is learnt."""

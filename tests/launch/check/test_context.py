@@ -297,3 +297,13 @@ def test_the_end_of_a_text_one_level_down(place: Path) -> None:
     target = load_target(str(place / "gemma3"))
     target.model.generation_config.eos_token_id = None
     assert target.eos_ids == (1,)
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(120, True), (40, False)])
+def test_a_draft_that_reads_less_than_is_decoded(tokens: int, told: bool, place: Path) -> None:
+    """Said before training: behind its own context a draft model drafts nothing."""
+    lengths = dict.fromkeys(("eval__max_new_tokens", "audit__max_new_tokens", "probe__max_new_tokens"), 16)
+    flags: dict[str, Any] = {"model__start_from": place / "gpt2", "eval__prompts": place / "prompts.jsonl"}
+    recipe = recipe_of("distill", **flags, **lengths, eval__prompt_tokens=tokens, data__sequence_length=64)
+    said = _prompts(recipe, Models(recipe))
+    assert ("; the draft reads 128 tokens, and with answer and drafts that is up to" in said) == told
