@@ -140,7 +140,7 @@ READERS: dict[str, Callable[[Path, dict[str, str]], dict[int, float]]] = {
 @pytest.mark.fault
 @pytest.mark.parametrize("tracker", READERS)
 def test_values_arrive_and_a_killed_run_goes_on(tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W&B writes from a process of its own, which loses what it holds when the run is killed: there it is stopped."""
+    """W&B and Trackio write by themselves, and lose what they hold when the run is killed: there it is stopped."""
     if tracker not in {str(getattr(each, "value", each)) for each in get_available_trackers()}:
         pytest.skip(f"{tracker} is not installed here (the extra `{tracker}`)")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -154,7 +154,7 @@ def test_values_arrive_and_a_killed_run_goes_on(tracker: str, tmp_path: Path, mo
     while not list(run.glob("checkpoints/step-*")) or max(losses(run)) < 8:
         assert first.poll() is None, first.stderr.read().decode() if first.stderr else ""
         time.sleep(0.05)
-    first.send_signal(signal.SIGTERM if tracker == "wandb" else signal.SIGKILL)
+    first.send_signal(signal.SIGTERM if tracker in ("wandb", "trackio") else signal.SIGKILL)
     first.wait()
     assert max(losses(run)) < 24
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
