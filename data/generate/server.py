@@ -20,7 +20,7 @@ from ..rows.records import Placed
 from .answers import Ask, Asker, Dialogue, NoAnswer, Reply
 from .journal import Journal
 from .server_defaults import Defaults, left_on
-from .server_request import Message, ServerRequest, read_message
+from .server_request import Message, ServerRequest, read_message, told_tokens
 from .transport import Passing, Refused, Transport
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ class Client:
             reason, usage = choice.get("finish_reason"), content.get("usage")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise Passing(f"no completion in the answer: {self._transport.shown(response.text)}") from error
-        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        # gateways fill in zeros
-        count = tokens if isinstance(tokens, int) and tokens > 0 else self._count(told)
+        count = told_tokens(usage, "completion_tokens") or self._count(told)
         # some say nothing of it: then the limit tells
         ended = _ENDED.get(str(reason).lower()) if reason else count < self._request.max_new_tokens
         if ended is None:

@@ -116,6 +116,12 @@ class ServerRequest:
         return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/v')[0]}/{name}"))
 
 
+def told_tokens(usage: Any, name: str) -> int | None:
+    """A count of tokens as an answer's `usage` has it; None where it has none: gateways fill in zeros."""
+    count = usage.get(name) if isinstance(usage, Mapping) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else None
+
+
 _TEXTS = ("reasoning_content", "reasoning")
 _DETAILS = "reasoning_details"
 _IN_PARTS = ("text", "thinking", "summary", "content")  # the names under which a part has its text

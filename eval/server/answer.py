@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from ...data.generate.server_request import read_message
+from ...data.generate.server_request import read_message, told_tokens
 from ...data.generate.transport import Passing
 
 _BY_ID = "token_id:"
@@ -81,20 +81,14 @@ def read_answer(response: httpx2.Response) -> Answer:
         text if isinstance(text, str) else "",
         {"stop": True, "length": False}.get(reason) if isinstance(reason, str) else None,
         _ids(told),
-        _whole(usage, "prompt_tokens"),
+        told_tokens(usage, "prompt_tokens"),
         by_name if tokens is None else tokens,
         logprobs if len(logprobs or []) == len((by_name if tokens is None else tokens) or []) else None,
-        _whole(usage, "completion_tokens"),
+        told_tokens(usage, "completion_tokens"),
         said is not None and said.apart,
         next((each for name in _STOPS if _is_stop(each := choice.get(name))), None),
         reason if isinstance(reason, str) else None,
     )
-
-
-def _whole(usage: Any, name: str) -> int | None:
-    """A count of tokens; gateways fill in zeros."""
-    count = usage.get(name) if isinstance(usage, Mapping) else None
-    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else None
 
 
 def _ids(found: Any) -> list[int] | None:

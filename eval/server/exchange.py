@@ -15,7 +15,7 @@ import httpx2
 import numpy as np
 
 from ...data.generate.server_defaults import Defaults
-from ...data.generate.server_request import ServerRequest, read_message
+from ...data.generate.server_request import ServerRequest, read_message, told_tokens
 from ...data.generate.transport import Passing, Refused, Transport
 from ...data.prompts import Prompt
 from ..measure.metrics import Counts
@@ -156,10 +156,7 @@ class StreamedPieces:
     def _take(self, chunk: dict[str, Any]) -> None:
         if chunk.get("error"):
             raise Passing(f"the server broke off: {json.dumps(chunk['error']):.200}")
-        usage = chunk.get("usage")
-        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        if isinstance(tokens, int) and tokens > 0:  # gateways fill in zeros
-            self._tokens = tokens
+        self._tokens = told_tokens(chunk.get("usage"), "completion_tokens") or self._tokens
         self._metrics = chunk.get("metrics") or self._metrics
         self._timings = chunk.get("timings") or self._timings
         for choice in chunk.get("choices") or []:

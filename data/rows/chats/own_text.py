@@ -6,14 +6,13 @@ front of it anew, or goes on behind the end, the target's own text is found here
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..shapes import Chat
 from ..templates import ChatTemplate
-from .tags import CLOSING, EMPTY, begins_thoughts, closed_by, inline, opened_by, own_thoughts
-from .thoughts import PromptDiffers, behind_prompt
+from .tags import CLOSING, EMPTY, begins_thoughts, closed_by, inline, opened_by, opening_of, own_thoughts
+from .thoughts import PromptDiffers, behind_prompt, difference
 
 _PROBE = "ANSWERxOFxTHISxTURN"
 
@@ -44,7 +43,7 @@ def own_text(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str
     elif not (opens or closes):
         rendered = _behind_header(template, chat, at, prompt, upto)
         return _rendered(template, message, prompt, rendered)._replace(is_rendered=False)
-    behind = behind_prompt(template, chat, at, prompt, upto)
+    behind = behind_prompt(template, chat, at, prompt)
     text = behind.text[: _end(template, message, behind.text)]
     return TurnText(prompt + text, False, behind.change or change_of(message, text))
 
@@ -55,23 +54,27 @@ def thoughts_of(message: Mapping[str, Any]) -> str:
     return (own_thoughts(message) or (held[0] if held else "")).strip()
 
 
+def _words_of(message: Mapping[str, Any]) -> str:
+    """What a turn says behind its thoughts, without the blanks around."""
+    held = inline(message["content"])
+    return (held[1] if held else str(message["content"])).strip()
+
+
 def change_of(message: Mapping[str, Any], written: str) -> str | None:
     """What a template leaves out of a turn: `unwritten` thoughts or `calls`, or words and blanks that it `changed`."""
-    held = inline(message["content"])
     if thoughts_of(message) not in written:
         return "unwritten"
     if not all(name in written for name in _called(message)):
         return "calls"
     # between thoughts and words every template has its own blanks
-    words = held[1].strip() if held else message["content"]
+    words = _words_of(message) if inline(message["content"]) else message["content"]
     return None if words in written else "changed"
 
 
 def says_nothing(message: Mapping[str, Any], written: str) -> bool:
     """Whether nothing of a turn is in what is written of it, so that there is but its end to learn."""
-    held, thoughts = inline(message["content"]), thoughts_of(message)
-    words = (held[1] if held else message["content"]).strip()
-    return not (words or (thoughts and thoughts in written) or any(name in written for name in _called(message)))
+    parts = [thoughts_of(message), *_called(message)]
+    return not (_words_of(message) or any(each and each in written for each in parts))
 
 
 def _called(message: Mapping[str, Any]) -> list[str]:
@@ -91,8 +94,7 @@ def _rendered(template: ChatTemplate, message: Mapping[str, Any], prompt: str, r
 
 def _end(template: ChatTemplate, message: Mapping[str, Any], text: str) -> int:
     """Where a turn ends: behind the first end of the target that follows its words, where these are found."""
-    held = inline(message["content"])
-    words = (held[1] if held else message["content"]).strip()
+    words = _words_of(message)
     at = text.rfind(words) if words and not message.get("tool_calls") else -1
     found = template.ends.search(text, at + len(words)) if at >= 0 else None
     return template.without_tail(text, 0) if found is None else found.end()
@@ -109,11 +111,12 @@ def _one_pair(text: str, thoughts: str) -> str:
         return lead + rest.lstrip()
     if not thoughts or thoughts in text:
         return text
-    closing = CLOSING.search(pair[0])
+    tag, closing = opening_of(pair), CLOSING.search(pair[0])
+    assert tag is not None
     assert closing is not None
-    opening = re.split(r"(?<=[>\]])", pair[0][: closing.start()], maxsplit=1)
-    blanks = opening[1][: len(opening[1]) // 2]
-    return f"{lead}{opening[0]}{blanks}{thoughts}{blanks}{pair[0][closing.start() :]}{rest}"
+    between = pair[0][len(tag) : closing.start()]
+    blanks = between[: len(between) // 2]
+    return f"{lead}{tag}{blanks}{thoughts}{blanks}{pair[0][closing.start() :]}{rest}"
 
 
 def _behind_header(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> str:
@@ -128,7 +131,7 @@ def _behind_header(template: ChatTemplate, chat: Chat, at: int, prompt: str, upt
     header = prompt.removeprefix(before) if template.override is None and prompt.startswith(before) else ""
     found = upto.rfind(header, 0, upto.rfind(first)) if header and first in upto else -1
     if found < 0:
-        behind_prompt(template, chat, at, prompt, upto)  # says where they differ
+        raise PromptDiffers(f"turn {at + 1}: {difference(prompt, upto)}")
     return upto[found + len(header) :]
 
 

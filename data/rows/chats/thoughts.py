@@ -57,16 +57,15 @@ def opening(prompt: str) -> str:
     return found[0] if found else ""
 
 
-def behind_prompt(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str) -> Behind:
-    """What the target writes as turn `at`, whose chat `upto` does not begin with `prompt` or lacks the thoughts.
+def behind_prompt(template: ChatTemplate, chat: Chat, at: int, prompt: str) -> Behind:
+    """What the target writes as turn `at` behind a prompt that opens thoughts or closes them.
 
     Raises:
-        PromptDiffers: it is not for thoughts that they differ.
+        PromptDiffers: the template begins the turn in another way.
     """
     closes, opens = closed_by(prompt), opened_by(prompt)
     found = closes or opens
-    if found is None:
-        raise PromptDiffers(f"turn {at + 1}: {difference(prompt, upto)}")
+    assert found is not None
     head = prompt[: found.start()]
     parted = _parted(chat.messages[at], found)
     bare = template.write(chat, [*chat.messages[:at], parted.message])

@@ -14,7 +14,7 @@ import pytest
 from draftsmith.data.generate.answers import Ask, NoAnswer
 from draftsmith.data.generate.server import Client
 from draftsmith.data.generate.server_defaults import filled_in, left_on
-from draftsmith.data.generate.server_request import LEVELS, OFF
+from draftsmith.data.generate.server_request import LEVELS, OFF, told_tokens
 from draftsmith.data.generate.transport import Refused, _retry_after
 from draftsmith.errors import EnvironmentFailure, RequestError
 from helpers.servers.scripted_server import REQUEST, Answer, Server, completion, in_turn, status
@@ -282,6 +282,9 @@ def test_a_count_of_zero_is_none(serve: Any, tokenizer: Any) -> None:
     empty = json.dumps(json.loads(body) | {"usage": {"completion_tokens": 0}}).encode()
     reply = ask(serve(in_turn((code, headers, empty))), tokenizer)
     assert reply.tokens == len(tokenizer("new and old")["input_ids"]) > 0
+    told = [told_tokens({"completion_tokens": each}, "completion_tokens") for each in (3, 0, -1, True, "3", None)]
+    assert told == [3, None, None, None, None, None]
+    assert told_tokens(None, "completion_tokens") is None
 
 
 DETAILS = [{"type": "reasoning.text", "text": "h", "index": 0}, {"type": "reasoning.text", "text": "m", "index": 1}]
