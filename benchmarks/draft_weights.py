@@ -105,11 +105,18 @@ def main() -> None:
 
 def train(family: Family, arm: str, args: argparse.Namespace) -> Path:
     """The run of an arm, from the drafter that all arms of a seed begin with."""
-    values = ARMS[arm] | (OF_RECIPES.get(family.recipe, {}) if ARMS[arm] else {})
     steps = round(args.steps * LONGER.get(arm, 1.0))
     return run_of(
-        family, file_name(arm), {"loop.steps": steps, "model.start_from": start(family, args), **values}, args
+        family,
+        file_name(arm),
+        {"loop.steps": steps, "model.start_from": start(family, args), **values_of(family, arm)},
+        args,
     )
+
+
+def values_of(family: Family, arm: str) -> dict[str, Any]:
+    """What an arm sets in its family's recipe."""
+    return ARMS[arm] | (OF_RECIPES.get(family.recipe, {}) if ARMS[arm] else {})
 
 
 def start(family: Family, args: argparse.Namespace) -> Path:

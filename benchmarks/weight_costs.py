@@ -24,7 +24,7 @@ from draftsmith.benchmarks.common.records import Record, figure, table_of
 from draftsmith.benchmarks.common.runs import names_of, parser_of
 from draftsmith.benchmarks.common.shapes import Family
 from draftsmith.benchmarks.common.unstarted import loop_of
-from draftsmith.benchmarks.draft_weights import ARMS, BASE, CHOSEN, LONGER, OF_RECIPES, WHAT
+from draftsmith.benchmarks.draft_weights import ARMS, BASE, CHOSEN, LONGER, WHAT, values_of
 from draftsmith.eval.measure.metrics import ratio
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.loop.progress import Meter
@@ -46,7 +46,7 @@ def main() -> None:
 def costs(family: Family, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a family, the recipe's own loss among them."""
     with tempfile.TemporaryDirectory() as folder:
-        loops = {arm: loop_of(family.recipe, Path(folder), values_of(family, arm, args)) for arm in args.arms}
+        loops = {arm: loop_of(family.recipe, Path(folder), loop_values(family, arm, args)) for arm in args.arms}
         seconds: dict[str, list[float]] = {arm: [] for arm in args.arms}
         for at in range(WARM_UP + args.rounds):
             for arm, loop in loops.items():
@@ -62,11 +62,10 @@ def costs(family: Family, args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def values_of(family: Family, arm: str, args: argparse.Namespace) -> dict[str, str]:
+def loop_values(family: Family, arm: str, args: argparse.Namespace) -> dict[str, str]:
     """The settings of an arm's loop; what `draft_weights.py` trains with."""
-    values = ARMS[arm] | (OF_RECIPES.get(family.recipe, {}) if ARMS[arm] else {})
     rows = {"loop.batch_rows": args.batch_rows, "loop.micro_rows": args.batch_rows}
-    return {name: str(value) for name, value in {**dict(args.set), **rows, **values}.items()}
+    return {name: str(value) for name, value in {**dict(args.set), **rows, **values_of(family, arm)}.items()}
 
 
 def assembled(rows: list[dict[str, Any]], args: argparse.Namespace) -> Record:
