@@ -82,7 +82,7 @@ class Sitting:
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     tree = Tree.of(ROOT, tracked(ROOT))
-    os.environ[NAMES] = f"{args.kept}:{tree.whole}:{tree.shared}"
+    os.environ[NAMES] = f"{args.kept}:{tree.whole}:{tree.shared}:{tree.unread}"
     sitting = Sitting(args.kept, tree)
     print(f"{len(sitting.known())} tests of this tree have passed before; the others run now", flush=True)
     words = ["-p", passed_tests.__name__, "-n", str(args.workers), "--dist", "worksteal", "--tb", "short"]

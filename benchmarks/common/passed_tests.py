@@ -1,7 +1,7 @@
 """A pytest plugin for tests that take longer than a sitting: what has passed in this very tree is left out.
 
 A slow test stands for itself: the other files of tests do not count as its tree, so that one which is mended takes
-nothing but its own tests along. Read next: `../all_tests.py`, which sets it.
+nothing but its own tests along; nor do pages, unless it speaks of them. Read next: `../all_tests.py`, which sets it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 NAMES = "DRAFTSMITH_TESTS_PASSED"
-"""The file of what has passed, and the two digests of the tree, with colons between."""
+"""The file of what has passed, and the digests of the tree, with colons between."""
+_PAGES = ("docs", "README", "benchmarks")
+"""Words by which a file of tests says that it reads pages or their records, or runs what writes them."""
 
 
 def digest_of(tree: Path, files: list[Path]) -> str:
@@ -38,14 +40,21 @@ class Tree:
     """Of all files: for tests that may read any of them, the rules of the house among them."""
     shared: str
     """Of all but the files of tests, their helpers included: for a slow test, together with its own file."""
+    unread: str
+    """The same without pages and records: for a slow test that does not read them."""
 
     @classmethod
     def of(cls, root: Path, files: list[Path]) -> Tree:
-        return cls(digest_of(root, files), digest_of(root, [each for each in files if not is_tests(each, root)]))
+        shared = [each for each in files if not is_tests(each, root)]
+        unread = [each for each in shared if not is_page(each, root)]
+        return cls(*(digest_of(root, each) for each in (files, shared, unread)))
 
     def digest(self, root: Path, test: str, slow: bool) -> str:
         """Of what a test, by pytest's name for it below the root, is run on."""
-        return f"{self.shared}-{contents(root / test.partition('::')[0])}" if slow else self.whole
+        if not slow:
+            return self.whole
+        file = root / test.partition("::")[0]
+        return f"{self.shared if reads_pages(file) else self.unread}-{contents(file)}"
 
     def knows(self, root: Path, entry: dict[str, Any]) -> bool:
         """Whether a line of what has passed is of this tree."""
@@ -55,6 +64,19 @@ class Tree:
 def is_tests(path: Path, root: Path) -> bool:
     """Whether a file holds tests, and nothing that others read."""
     return path.relative_to(root).parts[0] == "tests" and fnmatch(path.name, "test_*.py")
+
+
+def is_page(path: Path, root: Path) -> bool:
+    """Whether a file is one of the pages or of the records behind them."""
+    inside = path.relative_to(root)
+    return inside.parts[0] == "docs" or (len(inside.parts) == 1 and inside.suffix == ".md")
+
+
+@cache
+def reads_pages(file: Path) -> bool:
+    """Whether a file of tests names pages, their records, or the scripts that write them, by path or by word."""
+    text = f"{file}\n{file.read_text(encoding='utf-8')}" if file.is_file() else str(file)
+    return any(each in text for each in _PAGES)
 
 
 @cache
@@ -76,8 +98,8 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In workers of xdist as well, which all collect alike."""
-    path, whole, shared = os.environ[NAMES].rsplit(":", 2)
-    tree = Tree(whole, shared)
+    path, *digests = os.environ[NAMES].rsplit(":", 3)
+    tree = Tree(*digests)
     passed = {(entry["test"], entry["tree"]) for entry in lines_of(Path(path))}
     left: list[pytest.Item] = []
     known: list[pytest.Item] = []

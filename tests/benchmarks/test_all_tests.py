@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from draftsmith.benchmarks import all_tests
-from draftsmith.benchmarks.common.passed_tests import Tree, contents, is_tests, lines_of
+from draftsmith.benchmarks.common.passed_tests import Tree, contents, is_tests, lines_of, reads_pages
 from draftsmith.benchmarks.common.records import read_record
 
 TESTS = """
@@ -71,6 +71,26 @@ def test_another_tree_knows_nothing_of_it(tmp_path: Path) -> None:
         file.write_text("x = 2\n")
         assert known() == [False, False]
         file.write_text("x = 1\n")
+
+
+def test_a_page_is_of_the_tree_of_what_reads_it(tmp_path: Path) -> None:
+    page, one, reader = (tmp_path / name for name in ("docs/page.md", "tests/test_one.py", "tests/test_reader.py"))
+    for file, text in ((page, "a"), (one, "x = 1"), (reader, "PAGE = 'docs/page.md'")):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    tests = ("tests/test_one.py::test_slow", "tests/test_reader.py::test_slow")
+
+    def digests() -> list[str]:
+        contents.cache_clear()
+        reads_pages.cache_clear()
+        tree = Tree.of(tmp_path, [page, one, reader])
+        return [tree.digest(tmp_path, each, True) for each in tests]
+
+    before = digests()
+    page.write_text("b")
+    after = digests()
+    assert before[0] == after[0]
+    assert before[1] != after[1]
 
 
 def test_a_helper_is_no_file_of_tests() -> None:
