@@ -188,10 +188,10 @@ def _chat(name: str, category: str, messages: list[Message], tools: list[Message
 
 
 def _takes_turns(messages: Sequence[Message]) -> bool:
-    """Whether these are a user's texts and a model's answers by turns, no calls among them."""
+    """Whether these are a user's texts and a model's answers by turns, no calls or names among them."""
     roles = [each["role"] for each in messages]
     expected = [("user", "assistant")[at % 2] for at in range(len(roles))]
-    return roles == expected and not any(each.get("tool_calls") for each in messages)
+    return roles == expected and not any(each.get("tool_calls") or each.get("name") for each in messages)
 
 
 def _turns(turns: Any, what: str = "turns") -> tuple[str, ...]:

@@ -6,15 +6,19 @@ front of it anew, or goes on behind the end, the target's own text is found here
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..raw import BadRow
 from ..shapes import Chat
 from ..templates import ChatTemplate
 from .tags import CLOSING, EMPTY, begins_thoughts, closed_by, inline, opened_by, opening_of, own_thoughts
 from .thoughts import PromptDiffers, behind_prompt, difference
 
 _PROBE = "ANSWERxOFxTHISxTURN"
+# characters of a token
+_LONGEST_END = 100
 
 
 class TurnText(NamedTuple):
@@ -88,7 +92,9 @@ def _rendered(template: ChatTemplate, message: Mapping[str, Any], prompt: str, r
     """A turn that the template writes behind the prompt."""
     text = rendered[: _end(template, message, rendered)]
     own, opens = _one_pair(text, thoughts_of(message)), opened_by(prompt)
-    change = "no thoughts" if opens and not thoughts_of(message) else change_of(message, own)
+    if thoughts_of(message):
+        return TurnText(prompt + own, own == text, change_of(message, own))
+    change = "no thoughts" if opens else "hollow" if EMPTY.match(own) else change_of(message, own)
     return TurnText(prompt + own, own == text, change)
 
 
@@ -149,3 +155,25 @@ def without_end(template: ChatTemplate, chat: Chat, at: int, text: str, start: i
             f"the end of turn {at + 1}, which was cut off, cannot be found in what the template renders"
         )
     return text[: max(start, len(text) - len(end))]
+
+
+def with_end(template: ChatTemplate, chat: Chat, at: int, text: str) -> str:
+    """The text of turn `at` with its end, where that is what the template begins the next turn with (GLM).
+
+    Behind the last turn a user's is taken for the next, unless that one calls tools.
+    """
+    if re.search(rf"(?:{template.ends.pattern})\Z", text[-_LONGEST_END:]):
+        return text
+    message, following = chat.messages[at], chat.messages[at + 1 : at + 2]
+    by_tool = following and following[0]["role"] not in ("user", "system")
+    try:
+        if by_tool or message.get("tool_calls"):
+            behind = template.write(chat, [*chat.messages[: at + 1], *following])
+            found = template.ends.match(behind, len(text)) if behind.startswith(text) else None
+        else:
+            asked = {"role": "user", "content": "why"}
+            behind = template.write(chat, [asked, {"role": "assistant", "content": _PROBE}, asked])
+            found = template.ends.match(behind, behind.find(_PROBE) + len(_PROBE)) if _PROBE in behind else None
+    except BadRow:
+        return text
+    return text if found is None else text + found[0]

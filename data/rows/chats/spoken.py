@@ -11,6 +11,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..raw import BadRow
+from ..templates import render_chat
+from .tags import inline
 from .thoughts import opening
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ _PART = re.compile(
     re.DOTALL,
 )
 _TO = re.compile(r"to=(?:functions\.)?([\w.-]+)")
+_PROBE = "ANSWERxOFxTHISxTURN"
 
 
 class Spoken(NamedTuple):
@@ -50,7 +54,8 @@ def message_of(tokenizer: PreTrainedTokenizerBase, text: str, prompt: str, *, en
         text: of the answer, special tokens included, without its end.
         prompt: the text that it goes on behind; thoughts that it opens belong to the turn.
     """
-    parts = _by_tokenizer(tokenizer, text, prompt) or _by_channels(text) or {"content": opening(prompt) + text}
+    parts = _by_tokenizer(tokenizer, text, prompt) or _by_channels(text)
+    parts = parts or _by_template(tokenizer, opening(prompt) + text)
     return {"role": "assistant", **parts, **({} if ended else {"ended": False})}
 
 
@@ -93,6 +98,39 @@ def _by_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str, prompt: str) ->
     thoughts = found.get("reasoning_content") or found.get("thinking")
     made |= {"reasoning_content": thoughts} if thoughts else {}
     return made | ({"tool_calls": found["tool_calls"]} if found.get("tool_calls") else {})
+
+
+def _by_template(tokenizer: PreTrainedTokenizerBase, text: str) -> dict[str, Any]:
+    """As the template writes it again: whole, or without the tags that it would write a second time around each part.
+
+    Whole where neither gives the text back, as behind a prompt that closes thoughts.
+    """
+    whole: dict[str, Any] = {"content": text}
+    try:
+        if _written_by(tokenizer, whole).startswith(text):
+            return whole
+        found = inline(text)
+        thoughts = {"reasoning_content": found[0].strip("\n")} if found and found[0].strip() else {}
+        before, _, behind = _written_by(tokenizer, {"content": _PROBE, **thoughts}).partition(_PROBE)
+        parted = {"content": _without_end(text.removeprefix(before), behind), **thoughts}
+        return parted if _written_by(tokenizer, parted).startswith(text) else whole
+    except BadRow:
+        return whole
+
+
+def _written_by(tokenizer: PreTrainedTokenizerBase, parts: dict[str, Any]) -> str:
+    """What a template writes of a turn behind its prompt, which may open thoughts; empty where it begins otherwise."""
+    asked = [{"role": "user", "content": "why"}]
+    prompt = render_chat(tokenizer, asked, answer_next=True)
+    written = render_chat(tokenizer, [*asked, {"role": "assistant", **parts}], answer_next=False)
+    head = prompt.removesuffix(opening(prompt))
+    return written.removeprefix(head) if written.startswith(head) else ""
+
+
+def _without_end(text: str, end: str) -> str:
+    """A text without as much of an end as it has: the last token of an answer is not among its ids."""
+    length = next((n for n in range(len(end), 0, -1) if text.endswith(end[:n])), 0)
+    return text[: len(text) - length]
 
 
 def _by_channels(text: str) -> dict[str, Any] | None:

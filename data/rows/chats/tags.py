@@ -12,8 +12,10 @@ from typing import Any
 
 from ..shapes import THOUGHTS
 
-_OPENED = r"<(?P<angle>[^<>/\s]*(?:think|thought|reason)[^<>/\s]*)>|\[(?P<square>THINK)\]"
-_CLOSED = r"</[^<>\s]*(?:think|thought|reason)[^<>\s]*>|\[/THINK\]|<\|END_THINKING\|>"
+_OPENED = (
+    r"<(?P<angle>[^<>/\s]*(?:think|thought|reason)[^<>/\s]*)>|\[(?P<square>THINK)\]|(?P<channel><\|channel>thought)"
+)
+_CLOSED = r"</[^<>\s]*(?:think|thought|reason)[^<>\s]*>|\[/THINK\]|<\|END_THINKING\|>|<channel\|>"
 _OPENS = re.compile(rf"(?:{_OPENED})(?P<blanks>\s*)$", re.IGNORECASE)
 EMPTY = re.compile(rf"(?:{_OPENED})\s*(?:{_CLOSED})\s*", re.IGNORECASE)
 """A pair of tags with nothing between, and the blanks behind it."""
@@ -66,6 +68,8 @@ def opening_of(found: re.Match[str]) -> str | None:
     """The tag that opens thoughts at the end of a prompt; None where a closing one stands alone."""
     if found["angle"] is not None:
         return f"<{found['angle']}>"
+    if found["channel"] is not None:
+        return str(found["channel"])
     return None if found["square"] is None else f"[{found['square']}]"
 
 
@@ -74,4 +78,6 @@ def closing_of(found: re.Match[str]) -> str:
     name = found["angle"]
     if name is not None:
         return f"<{name.replace('START', 'END')}>" if "START" in name else f"</{name}>"
+    if found["channel"] is not None:
+        return "<channel|>"
     return f"[/{found['square']}]" if found["square"] is not None else found[0].strip()

@@ -17,7 +17,7 @@ from ..shapes import Chat
 from ..templates import ChatTemplate, Span
 from .answer import AnswerText, Piece, why_left_out
 from .everything import everything
-from .own_text import own_text, says_nothing, without_end
+from .own_text import own_text, says_nothing, with_end, without_end
 from .thoughts import PromptDiffers, cut_in_thoughts
 
 LossOn = Literal["assistant", "last", "all"]
@@ -41,6 +41,7 @@ NOTES = {
     "without ids": "have no ids, and others of their rows do",
     "thoughts": "without their thoughts, which prompts close",
     "no thoughts": "without thoughts, though prompts open some",
+    "hollow": "behind an empty pair of tags for thoughts, as the template writes them where a row has none",
     "unwritten": "without their thoughts, which the template does not write",
     "calls": "without calls, which the template does not write",
     "changed": "in other words or blanks than the row's, as the template writes them",
@@ -93,7 +94,10 @@ def _answer(template: ChatTemplate, chat: Chat, at: int, text: str, notes: Count
         notes.update(["cut", *(["thoughts"] if thinking == prompt else [])])
         return AnswerText(at, len(prompt), thinking, None, is_cut)
     found = own_text(template, chat, at, prompt, upto)
-    own = without_end(template, chat, at, found.text, len(prompt)) if is_cut else found.text
+    if is_cut:
+        own = without_end(template, chat, at, found.text, len(prompt))
+    else:
+        own = with_end(template, chat, at, found.text)
     rendered = upto if found.is_rendered else None
     silent = says_nothing(message, own[len(prompt) :])
     answer = AnswerText(at, len(prompt), own, rendered, is_cut, found.text[len(own) :], silent)

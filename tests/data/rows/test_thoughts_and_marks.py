@@ -173,7 +173,7 @@ def test_a_marked_answer_of_a_chat_that_is_rewritten() -> None:
         f"{asked}the dog<|im_end|>\n<|im_start|>user\n[and]<|im_end|>\n<|im_start|>assistant\n"
         "[<think>\n\n</think>\n\na fox<|im_end|>]"
     )
-    assert notes(QWEN3.tokenizer(), messages, loss_on="all") == {"marked": 1}
+    assert notes(QWEN3.tokenizer(), messages, loss_on="all") == {"marked": 1, "hollow": 1}
 
 
 def plain_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> str:
