@@ -1,7 +1,7 @@
 """A pytest plugin for tests that take longer than a sitting: what has passed in this very tree is left out.
 
 A slow test stands for itself: the other files of tests do not count as its tree, so that one which is mended takes
-nothing but its own tests along; nor do pages, unless it speaks of them. Read next: `../all_tests.py`, which sets it.
+nothing but its own tests along; nor do pages and scripts, unless it speaks of them. Read next: `../all_tests.py`, which sets it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest
 
 NAMES = "DRAFTSMITH_TESTS_PASSED"
 """The file of what has passed, and the digests of the tree, with colons between."""
-_PAGES = ("docs", "README", "benchmarks")
-"""Words by which a file of tests says that it reads pages or their records, or runs what writes them."""
+_PAGES = ("docs", "README", "benchmark")
+"""Words by which a file of tests says that it reads pages or their records, or runs the scripts that write them."""
 
 
 def digest_of(tree: Path, files: list[Path]) -> str:
@@ -41,7 +41,7 @@ class Tree:
     shared: str
     """Of all but the files of tests, their helpers included: for a slow test, together with its own file."""
     unread: str
-    """The same without pages and records: for a slow test that does not read them."""
+    """The same without pages, records and scripts: for a slow test that does not read them."""
 
     @classmethod
     def of(cls, root: Path, files: list[Path]) -> Tree:
@@ -67,8 +67,10 @@ def is_tests(path: Path, root: Path) -> bool:
 
 
 def is_page(path: Path, root: Path) -> bool:
-    """Whether a file is one of the pages or of the records behind them."""
+    """Whether a file is one of the pages, of the records behind them, or of the scripts that write these."""
     inside = path.relative_to(root)
+    if inside.parts[0] == "benchmarks":
+        return inside.parts[1] != "common"  # helpers of tests import from there
     return inside.parts[0] == "docs" or (len(inside.parts) == 1 and inside.suffix == ".md")
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -270,3 +271,22 @@ def test_all_that_is_wanted_is_in_the_identity(
     (name,) = change
     with pytest.raises(RequestError, match=f"was made for something else: {name} is"):
         c.continuations(speaker, prepared, replace(WANTED, **change), tmp_path, write=write)
+
+
+def test_which_piece_of_a_row_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 3, 2 and 4 pieces that drew 7, 4 and 14: they come by their draws, each begins at its draw by their
+    number (1, 0 and 2) and goes on around."""
+    rows = PackedRows(*(np.array(each) for each in zip(*map(row_of_pieces, (3, 2, 4)))), "rows")
+    drawn = SimpleNamespace(random_raw=lambda count: np.array([7, 4, 14], np.uint64)[:count])
+    monkeypatch.setattr(c.np.random, "Philox", lambda **_how: drawn)
+    taken = [(len_of, at) for len_of, at in c.choose_prompts(rows, None, 2, seed=0)]
+    assert taken[:3] == [(2, 0), (3, 1), (4, 2)]
+    assert taken[3:6] == [(2, 1), (3, 2), (4, 3)]
+    assert taken[6:] == [(3, 0), (4, 0), (4, 1)]
+
+
+def row_of_pieces(count: int) -> tuple[list[int], list[bool], list[int]]:
+    """One text, cut into pairs: how many there are, and which one it is; a last token is behind all of them."""
+    ids = [each for at in range(count) for each in (count, at)]
+    rest = 8 - len(ids)
+    return [*ids, 0, *[0] * rest], [*[True] * len(ids), True, *[False] * rest], [*[0] * len(ids), 0, *[-1] * rest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from draftsmith.drafters.published.readings import Reading, _of_states, readings
 from draftsmith.drafters.published.sizes import resolved
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
-from draftsmith.launch.measure.readings import verdict
+from draftsmith.launch.measure import readings
+from draftsmith.launch.measure.readings import _rates, _shown, verdict
 from draftsmith.trainers.teacher.frozen import settings_of
 from helpers.models.published_forms import FORMS
 
@@ -53,6 +55,35 @@ def test_readings_of_each_form(deep: Backbone, tmp_path: Path) -> None:
         with torch.device("meta"):
             built = [type(net).from_settings(settings_of(net.config) | each.changes) for each in others]
         assert all(each.config != net.config for each in built), form
+
+
+def test_what_is_compared_is_the_accepted_drafts_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each prompt by itself, at temperature 0: 9 tokens of 3 calls, 6 of them drafted, are 2 a call."""
+    asked: list[tuple[Any, ...]] = []
+    written = [
+        (["prefill", *["draft"] * 4, "correction", *["draft"] * 2, "bonus"], 3),
+        (["prefill"], 0),
+        (["prefill", "correction", "draft", "correction"], 2),
+    ]
+
+    def decoded(target: Any, drafter: Any, prompts: Any, **how: Any) -> SimpleNamespace:
+        origin, calls = written[len(asked)]
+        asked.append((target.name, drafter, prompts, how["warper"].temperature, how["max_new_tokens"], how["eos_ids"]))
+        return SimpleNamespace(origin=[origin], target_calls=calls)
+
+    monkeypatch.setattr(readings, "load_drafter", lambda folder, _target: str(folder))
+    monkeypatch.setattr(readings, "generate", decoded)
+    target: Any = SimpleNamespace(name="t", eos_ids={7, 3})
+    prompts = [[1, 2], [3], [4, 5]]
+    assert _rates(Path("d"), target, prompts, 9).tolist() == [2.0, 0.0, 0.5]
+    assert asked == [("t", "d", [each], 0.0, 9, [3, 7]) for each in prompts]
+
+
+def test_a_rate_is_shown_with_the_error_of_its_mean() -> None:
+    """Of 2 and 0 the deviation is 1.41, over the root of two prompts 1."""
+    assert _shown(np.array([2.0, 0.0])) == "1.00 +- 1.00"
+    assert _shown(np.array([1.0, 1.0, 4.0, 2.0])) == "2.00 +- 0.71"
+    assert _shown(np.array([1.5])) == "1.50 +- nan"
 
 
 OPEN = [

@@ -123,6 +123,23 @@ def test_states_are_those_of_transformers(original: Backbone, tuned: Backbone) -
     assert measure_drift(original, original, rows, count=2).states == dict.fromkeys(found, 0.0)
 
 
+def test_the_rows_that_are_read_are_a_sample(original: Backbone, tuned: Backbone) -> None:
+    """Rows of 7 and of 11 tokens, 6 and 10 labels: one alone is the longer or the shorter, as the seed has it."""
+    documents = [Document(np.arange(size, dtype=np.int32), np.ones(size, dtype=bool)) for size in (7, 11)]
+    both, *alone = (pack(some, 11, pad=0, fingerprint="made") for some in (documents, documents[:1], documents[1:]))
+    assert (len(both), *map(len, alone)) == (2, 1, 1)
+    by_labels = {6: alone[0], 10: alone[1]}
+    found = [measure_drift(original, tuned, both, count=1, seed=seed) for seed in range(8)]
+    assert {each.tokens for each in found} == set(by_labels)
+    for each in {each.tokens: each for each in found}.values():
+        itself = measure_drift(original, tuned, by_labels[each.tokens], count=1)
+        assert each.kl.value == pytest.approx(itself.kl.value, rel=1e-5)
+        assert each.loss_tuned.value == pytest.approx(itself.loss_tuned.value, rel=1e-5)
+        assert each.states == pytest.approx(itself.states, rel=1e-5)
+    # and no row twice
+    assert {measure_drift(original, tuned, both, count=2, seed=seed).tokens for seed in range(4)} == {16}
+
+
 def test_no_change_is_no_drift(original: Backbone) -> None:
     result = measure_drift(original, original, held_out(), count=2, seed=3)
     assert result.kl.value == pytest.approx(0, abs=1e-7)

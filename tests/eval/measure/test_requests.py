@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from draftsmith.data.prompts import Prompt, render
+from draftsmith.data.rows.chats.spoken import ids_of
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.hub import load_tokenizer
+from draftsmith.decoding.engine import Generation
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.steps import StepLog
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
+from draftsmith.eval.measure import requests
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import first_turns, make_requests
@@ -67,10 +73,37 @@ def test_what_is_left_out_is_counted(talker: Backbone, tmp_path: Path, caplog: p
     Path(config.prompts).write_text(lines)
     with caplog.at_level(logging.WARNING):
         prompts = prompts_of(config)
-        requests = make_requests(talker, prompts, config)
+        made = make_requests(talker, prompts, config)
     assert caplog.text.count("1 of 2 prompts are left out") == 1
-    assert first_turns(requests) == [render(prompts[0], talker.tokenizer)]
+    assert first_turns(made) == [render(prompts[0], talker.tokenizer)]
     arms = [Arm("lookup", PromptLookup())]
-    results = evaluate(talker, arms, requests, config, left_out=left_out(prompts, requests))
+    results = evaluate(talker, arms, made, config, left_out=left_out(prompts, made))
     assert results["left_out"] == 1
     assert results["rows"][0]["requests"] == 1
+
+
+@pytest.mark.parametrize(
+    ("chat", "behind"),
+    [(True, "<|endoftext|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"), (False, "{}")],
+)
+def test_a_later_turn_stands_behind_the_ids_that_were_written(
+    talker: Backbone, chat: bool, behind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Special ones among them, and letters that a tokenizer would put together, up to their end; each answer is the
+    greedy one to the prompt in front of it."""
+    tokenizer, asked = talker.tokenizer, list[list[int]]()
+    body = tokenizer.convert_tokens_to_ids(["t", "h", "e", "<|im_start|>", "f"])
+    assert len(ids_of(tokenizer, "the")) == 1
+
+    def written(_target: Backbone, prompts: list[list[int]], *, warper: Warper, **_how: Any) -> Generation:
+        assert warper == Warper(0.0)
+        asked.extend(prompts)
+        return Generation([[*body, tokenizer.eos_token_id]], [[]], StepLog(1, 1, 9))
+
+    monkeypatch.setattr(type(talker), "eos_ids", property(lambda _self: (tokenizer.eos_token_id,)))
+    monkeypatch.setattr(requests, "autoregressive", written)
+    prompt = Prompt("talk", "all", TURNS, chat=chat)
+    first, second, third = (each.ids for each in make_requests(talker, [prompt], EvalConfig(prompt_tokens=500)))
+    assert second == [*first, *body, *ids_of(tokenizer, behind.format("and then"))]
+    assert third == [*second, *body, *ids_of(tokenizer, behind.format("no"))]
+    assert asked == [first, second]

@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.eval.tune import precision
@@ -67,3 +68,62 @@ def test_where_nothing_is_to_be_gained_nothing_is_loaded(monkeypatch: pytest.Mon
             changed.setattr(where, name, value)
             assert other_precision(fp32) is None
             assert compared(fp32, lambda _dtype: pytest.fail("it was loaded"), 3, [5], 1) is None
+
+
+MILLISECONDS = {
+    "bf16 wins": {"fp32 1": [4, 4, 4], "fp32 3": [9, 8, 40], "bf16 1": [5, 5, 5], "bf16 3": [6, 6, 30]},
+    "fp32 wins": {"fp32 1": [5, 5, 5], "fp32 3": [6, 6, 30], "bf16 1": [4, 4, 4], "bf16 3": [9, 8, 40]},
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "times", "said"),
+    [
+        (torch.float32, "bf16 wins", "4 / 9 ms in fp32 and 5 / 6 ms in bf16: bf16 is faster here; tune anew"),
+        (torch.float32, "fp32 wins", "5 / 6 ms in fp32 and 4 / 9 ms in bf16: fp32, which was tuned in, is faster"),
+        (torch.bfloat16, "bf16 wins", "5 / 6 ms in bf16 and 4 / 9 ms in fp32: bf16, which was tuned in, is faster"),
+        (torch.bfloat16, "fp32 wins", "4 / 9 ms in bf16 and 5 / 6 ms in fp32: fp32 is faster here; tune anew"),
+    ],
+)
+def test_the_faster_one_is_that_whose_verify_call_takes_less(
+    dtype: torch.dtype, times: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, calls of one token the other way round: who decodes waits for the longer ones."""
+    timed: dict[str, Any] = {}
+
+    def turns(arms: dict[str, Any], **_how: Any) -> dict[str, list[float]]:
+        timed.update(arms)
+        return {name: [each / 1e3 for each in MILLISECONDS[times][name]] for name in arms}
+
+    other = "fp32" if dtype == torch.bfloat16 else "bf16"
+    monkeypatch.setattr(precision, "other_precision", lambda _target: other)
+    monkeypatch.setattr(precision, "one_call", lambda *given: given)
+    monkeypatch.setattr(precision, "turns", turns)
+    target: Any = SimpleNamespace(model=SimpleNamespace(dtype=dtype), device="cpu")
+    line = compared(target, lambda name: name, 3, [5, 6, 7], 2)  # type: ignore[arg-type, return-value]
+    assert line is not None
+    assert line.startswith(f"a target call of 1 / 3 tokens takes {said}")
+    mine = "bf16" if dtype == torch.bfloat16 else "fp32"
+    # behind the root, the drafted nodes
+    calls = {
+        f"{name} {size}": (each, size - 1, 2, 1, [5, 6, 7])
+        for name, each in ((mine, target), (other, other))
+        for size in (1, 3)
+    }
+    assert timed == calls
+
+
+@pytest.mark.parametrize(("available", "other"), [(401, "bf16"), (400, None)])
+def test_a_copy_of_twice_the_size_needs_four_times_the_room(
+    available: int, other: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(precision, "_LEAST_BYTES", 99)
+    monkeypatch.setattr(precision, "bytes_of", lambda _model: 100)
+    monkeypatch.setattr(precision, "quantisation_of", lambda _config: None)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    model = SimpleNamespace(dtype=torch.float32, config=None)
+    target: Any = SimpleNamespace(model=model, device=torch.device("cpu"))
+    assert other_precision(target) == other
+    monkeypatch.setattr(precision, "_LEAST_BYTES", 100)
+    assert other_precision(target) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.metrics import acceptance, counts_of
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.speed import Costs
+from draftsmith.eval.tune import profile
 from draftsmith.eval.tune.profile import TRIED, Bench, Heat, Overlaps, best_temperatures, predict
 from draftsmith.eval.tune.settings import Contender
 from helpers.models.small_drafters import make_on_target
@@ -98,6 +100,27 @@ def test_few_judged_tokens_take_the_factor_above() -> None:
     np.testing.assert_allclose(heat.gain_D, [80 / 70, 1.5, 1.0])
     assert heat.up_to(3) == (TRIED[2], TRIED[5])
     assert Heat((1.0, 1.0, 0.9), np.ones(3)).up_to(2) == ()
+
+
+def test_each_request_is_drawn_for_with_its_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that it has in any selection, one request at a time; what is seen of all is added up."""
+    drawn: list[tuple[Any, ...]] = []
+
+    def decoded(_target: Any, _drafter: Any, prompts: Any, *, rule: Overlaps, **how: Any) -> None:
+        drawn.append((prompts, how["requests"], how["seed"], how["warper"].temperature, how["max_new_tokens"]))
+        rule.judged_D += [100, 60]
+        rule.sums_DF[:, TRIED.index(1.0)] += [8, 4]
+        rule.sums_DF[:, 2 + len(drawn)] += 30 + len(drawn)  # another factor for each request, the last is best
+
+    monkeypatch.setattr(profile, "generate", decoded)
+    monkeypatch.setattr(profile, "_MOST", 2)
+    target, drafter = SimpleNamespace(eos_ids=(9,)), SimpleNamespace(draft_length=2)
+    some = [Request(Prompt(str(n), "all", (), chat=False), [n, n], n) for n in (4, 7, 1)]
+    heat = best_temperatures(target, drafter, some, Warper(0.7), max_new_tokens=5, seed=6)  # type: ignore[arg-type]
+    assert drawn == [([[n, n]], [n], 6, 0.7, 5) for n in (4, 7)]
+    assert heat is not None
+    assert heat.factors_D == (TRIED[4],) * 2
+    assert heat.gain_D == pytest.approx([32 / 16, 32 / 8])
 
 
 def test_several_drafts_in_a_tree_have_none(target: Backbone) -> None:

@@ -6,8 +6,11 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.launch.check import features as module
 from draftsmith.launch.check.features import check_features
@@ -132,3 +135,41 @@ def test_rows_that_are_kept_are_computed_once() -> None:
     """Ten rows asked for thirty times, four of them kept: 10 + 20 x 0.6 of 8 tokens."""
     plan = module._Plan(distinct=10, asked=30, kept=4, row_bytes=1, length=8, is_exact=True)
     assert plan.computed == 176
+
+
+@pytest.mark.parametrize(("row", "tried"), [(32, 32), (512, 256)])
+def test_a_trial_stands_for_all_layers_and_is_shared_by_the_processes(
+    row: int, tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.1 s for 2 of 20 layers are 1 s, of as many tokens as were tried, by two processes that take half each."""
+    asked: list[tuple[int, int]] = []
+
+    def trial(_config: Any, layers: int, tokens: int, *_how: Any) -> float:
+        asked.append((layers, tokens))
+        return 0.1
+
+    monkeypatch.setattr(module, "_trial", trial)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    recipe = load_recipe("medusa-tiny", [("data.sequence_length", str(row))]).recipe
+    pace = module._pace(recipe, Models(recipe).target())
+    assert pace.seconds_per_token == pytest.approx(1 / tried / 2)
+    assert (asked, pace.how) == ([(2, tried)], f"measured on 2 of 20 layers and {tried} tokens")
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_what_is_counted_is_shared_by_the_processes(processes: int) -> None:
+    """Two operations per weight of the layers at 100 T of each device, as a described machine is never tried."""
+    values = {"machine.processes": str(processes), "machine.device_gb": "80"}
+    recipe = load_recipe("medusa-tiny", list(values.items())).recipe
+    target: Any = Models(recipe).target()
+    weights = sum(each.numel() for name, each in target.named_parameters() if "embed_tokens" not in name)
+    assert 20 * 0.5e6 < weights < 20 * 0.6e6
+    assert module._pace(recipe, target).seconds_per_token == pytest.approx(2 * weights / 1e14 / processes)
+
+
+def test_a_trial_is_as_long_as_its_quickest_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of 5, 3, 1 and 4 s on a planned clock."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=iter([0, 5, 10, 13, 20, 21, 30, 34]).__next__))
+    recipe = load_recipe("medusa-tiny", []).recipe
+    config: Any = Models(recipe).target().config
+    assert module._trial(config, 1, 4, "fp32", torch.device("cpu")) == 1

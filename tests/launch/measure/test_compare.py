@@ -6,17 +6,21 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from draftsmith.data.prompt_rows import Prompt
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.eval.audit import audit as auditing
+from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.report.results import read_results
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure import compare
-from draftsmith.launch.measure.compare import seen_in
+from draftsmith.launch.measure.compare import _identity, _part, seen_in
 from helpers.models.shallow_target import SHALLOW
 from helpers.runs.heads_run import write_heads_run
+from rich.console import Console
 
 FEW = ["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.repeats", "1", "--eval.temperatures", "0,1"]
 FEW += [
@@ -154,6 +158,78 @@ def test_other_settings_are_another_comparison(
     assert "name another --out" in capfd.readouterr().err
 
 
+def recipe(length: int, tokens: int = 500, name: str = "medusa") -> SimpleNamespace:
+    drafter = SimpleNamespace(model_dump=lambda mode: {"name": name, "mode": mode})
+    return SimpleNamespace(drafter=drafter, eval=EvalConfig(draft_length=length), audit=AuditConfig(tokens=tokens))
+
+
+SETTING: dict[str, Any] = {
+    "recipes": [recipe(4), recipe(6)],
+    "arms": {"medusa of a": "12", "medusa of b": "34"},
+    "config": EvalConfig(),
+    "requests": 2,
+    "target": "this",
+    "machine": {"processor": "this", "threads": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"recipes": [recipe(4), recipe(5)]},
+        {"recipes": [recipe(6), recipe(4)]},
+        {"recipes": [recipe(4), recipe(6, name="hydra")]},
+        {"recipes": [recipe(4, tokens=600), recipe(6)]},
+        {"arms": {"medusa of a": "12", "medusa of b": "35"}},
+        {"arms": {"medusa of a": "12", "hydra of b": "34"}},
+        {"config": EvalConfig(temperatures=[0.5])},
+        {"config": EvalConfig(seed=3)},
+        {"requests": 3},
+        {"target": "other"},
+        {"machine": {"processor": "that", "threads": 2}},
+        {"machine": {"processor": "this", "threads": 3}},
+    ],
+)
+def test_what_a_comparison_hangs_on(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured with one thing otherwise, as the draft length of one of its drafters, is no part of it."""
+    monkeypatch.setattr(compare, "target_hash", lambda target: f"hash of {target}")
+
+    def identity(what: dict[str, Any]) -> dict[str, Any]:
+        monkeypatch.setattr(compare, "environment", lambda: what["machine"])
+        arms: Any = [SimpleNamespace(name=name, sha256=sha256) for name, sha256 in what["arms"].items()]
+        pairs: Any = [SimpleNamespace(recipe=each) for each in what["recipes"]]
+        requests: Any = [None] * what["requests"]
+        return _identity(arms, pairs, what["target"], what["config"], requests)
+
+    unused = {"machine": SETTING["machine"] | {"cores": 1}, "config": EvalConfig(draft_length=9)}
+    assert identity(SETTING | unused) == identity(SETTING)
+    assert identity(SETTING | change) != identity(SETTING)
+
+
+def test_each_temperature_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its whole number, and what is there is not measured again."""
+    asked: list[list[float]] = []
+
+    def evaluated(_target: Any, _arms: Any, _requests: Any, config: EvalConfig, **how: Any) -> dict[str, Any]:
+        asked.append(config.temperatures)
+        how["answers"].append({"text": "a"})
+        return {"rows": [{"temperature": each} for each in config.temperatures]}
+
+    monkeypatch.setattr(compare, "evaluate", evaluated)
+    config, target = EvalConfig(temperatures=[0, 0.5, 0.25, 1]), cast(Any, None)
+
+    def part(temperature: float) -> dict[str, Any]:
+        return _part(target, [], [], config, temperature, tmp_path, Console(quiet=True))
+
+    made = {each: part(each) for each in config.temperatures}
+    assert asked == [[0], [0.5], [0.25], [1]]
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {f"temperature-{each}.json" for each in ("0", "0.5", "0.25", "1")}
+    assert made[0.5] == {"rows": [{"temperature": 0.5}], "answers": [{"text": "a"}]}
+    assert {each: part(each) for each in config.temperatures} == made
+    assert len(asked) == 4
+
+
 def test_a_method_around_a_drafter_stands_beside_it(runs: list[Path], tmp_path: Path) -> None:
     words = ["compare", SHALLOW, "--drafters", *map(str, runs), "--method", "prompt-lookup,suffix-hybrid", *FEW]
     few = ["--eval.temperatures", "0", "--no-audit", "--drafter.suffix.tokens", "4"]
@@ -230,3 +306,15 @@ def test_prompts_are_found_in_rows_however_they_are_spelled(tmp_path: Path) -> N
         (tmp_path / "rows.jsonl").write_text(json.dumps({"text": f"so: {prompts[0].turns[0]}"}, ensure_ascii=ascii))
         assert seen_in(tmp_path / "rows.jsonl", prompts) == 1
     assert seen_in(tmp_path / "gone.jsonl", prompts) == 0
+
+
+def test_prompts_are_counted_by_their_first_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four, one of which stands there twice; a later turn alone is none, and a file too large is not read."""
+    turns = [("first one", "and then"), ("second one",), ("absent", "first one"), ("gone", "second one")]
+    prompts = [Prompt(str(n), "all", each, chat=True) for n, each in enumerate(turns)]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "first one"}\n' * 2 + '{"text": "the second one"}\n')
+    monkeypatch.setattr(compare, "_MOST_READ", rows.stat().st_size)
+    assert seen_in(rows, prompts) == 2
+    monkeypatch.setattr(compare, "_MOST_READ", rows.stat().st_size - 1)
+    assert seen_in(rows, prompts) == 0

@@ -7,6 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -269,3 +270,48 @@ def test_the_rollouts_are_waited_for(run: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(adapt.time, "sleep", sleep)
     assert adapted(run, rollouts, tmp_path / "out", "--watch", "--poll", "0.5") == 130
     assert (made, slept) == ([24], [0.5] * 4)
+
+
+@pytest.mark.parametrize(("of_the_run", "held_out"), [("0.02", 0.1), ("0.3", 0.3)])
+def test_a_tenth_of_the_rollouts_or_more_is_held_out(
+    run: Path, tmp_path: Path, of_the_run: str, held_out: float
+) -> None:
+    """As the run's recipe has it, where that is more."""
+    saved = load_recipe(str(run / "run.yaml"), [("data.validation_share", of_the_run)])
+    (tmp_path / "run.yaml").write_text(saved.yaml())
+    request = AdaptRequest(tmp_path, SHALLOW, tmp_path / "rollouts.jsonl")
+    place = adapt.Adapted(tmp_path, [], {})
+    recipe = place._recipe(request, [], run / "drafter", tmp_path / "rows.jsonl", 40).recipe
+    assert recipe.data.validation_share == held_out
+    assert (recipe.loop.steps, recipe.optimizer.warmup_steps) == (40, 4)
+    asked = place._recipe(request, [("data.validation_share", "0.01")], run / "drafter", tmp_path / "rows.jsonl", 40)
+    assert asked.recipe.data.validation_share == 0.01
+
+
+def test_every_held_out_prompt_draws_numbers_of_its_own(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both drafters in one decoding, so each prompt's are the same for both."""
+
+    class Decoded(Exception):
+        """What was asked for is known."""
+
+    seen: list[Any] = []
+
+    def decode(_target: Any, arms: list[Any], requests: list[Any], config: Any, temperature: float) -> Any:
+        seen.append(
+            ([arm.name for arm, _ in arms], [(each.ids, each.number) for each in requests], config, temperature)
+        )
+        raise Decoded
+
+    monkeypatch.setattr(adapt, "load_named_target", lambda _held: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr(adapt, "held_out_prompts", lambda *_asked: [[5, 6], [7], [5, 6]])
+    monkeypatch.setattr(adapt, "load_trained", lambda *_named: None)
+    monkeypatch.setattr(adapt, "check_answer_length", lambda *_asked: None)
+    monkeypatch.setattr(adapt, "decode", decode)
+    request = AdaptRequest(run, SHALLOW, tmp_path, audit=False, temperature=0.7)
+    with pytest.raises(Decoded):
+        adapt.compared(load_recipe(str(run / "run.yaml")), run / "drafter", run / "drafter", request)
+    ((names, requests, config, temperature),) = seen
+    assert (names, requests) == (["old", "new"], [([5, 6], 0), ([7], 1), ([5, 6], 2)])
+    assert (config.repeats, config.temperatures, temperature) == (1, [0.7], 0.7)

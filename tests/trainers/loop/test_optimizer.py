@@ -119,3 +119,17 @@ def test_muon_is_not_rounded_where_a_cpu_would_emulate_it(monkeypatch: pytest.Mo
         monkeypatch.setattr(optimizer, "multiplies_bf16", lambda has=multiplies: has)
         _, muon = build(nn.Sequential(nn.Linear(4, 4)), OptimizerConfig(name="muon"))
         assert type(muon) is kind
+
+
+def test_muon_takes_hidden_matrices_alone() -> None:
+    """Not the projection to the vocabulary, its own or the embedding's, nor what has no two dimensions."""
+    hidden = {"layer": nn.Linear(4, 4), "norm": nn.LayerNorm(4), "kernel": nn.Conv1d(4, 4, 2)}
+    outputs = {"lm_head": nn.Linear(4, 5), "lm_heads": nn.ModuleList([nn.Linear(4, 6)])}
+    module = nn.ModuleDict({"embed_tokens": nn.Embedding(5, 4), **hidden, **outputs})
+    module["tied"] = nn.Linear(4, 5, bias=False)
+    module["tied"].weight = module["embed_tokens"].weight
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    adamw, muon = build(module, OptimizerConfig(name="muon", weight_decay=0.3))
+    taken = [[names[id(p)] for group in each.param_groups for p in group["params"]] for each in (adamw, muon)]
+    assert taken[1] == ["layer.weight"]
+    assert sorted([*taken[0], "layer.weight"]) == sorted(names.values())
