@@ -1,7 +1,8 @@
 """A pytest plugin for tests that take longer than a sitting: what has passed in this very tree is left out.
 
 A slow test stands for itself: the other files of tests do not count as its tree, so that one which is mended takes
-nothing but its own tests along; nor do pages and scripts, unless it speaks of them. Read next: `../all_tests.py`, which sets it.
+nothing but its own tests along; nor do pages and scripts, unless it speaks of them. Read next: `../all_tests.py`,
+which sets it.
 """
 
 from __future__ import annotations
