@@ -19,13 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 WHY, AND = say("user", "why"), say("user", "and")
 TWO = [WHY, say("assistant", "the dog"), AND, say("assistant", "a fox")]
-GEMMA4 = """
-{%- for m in messages -%}
-{{- '<|turn>' + m.role + '\n' -}}
-{%- if m.reasoning_content and loop.last -%}{{- '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' -}}{%- endif -%}
-{{- m.content + '<turn|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|turn>assistant\n' + ('' if thinking else '<|channel>thought\n<channel|>') -}}{%- endif -%}"""
+WRAPPED = KINDS["Command R"].template
 HEADERS = """
 {%- for m in messages -%}
 {{- '<|' + m.role + '|>\n' -}}
@@ -33,15 +27,6 @@ HEADERS = """
 {{- m.content -}}{%- if m.tool_calls -%}{{- '<call>' + m.tool_calls[0].function.name + '</call>' -}}{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}{%- endif -%}"""
-WRAPPED = """
-{%- for m in messages -%}
-{{- '<|im_start|>' + m.role + '\n' -}}
-{%- if m.role == 'assistant' -%}
-{%- if m.reasoning_content -%}{{- '<|START_THINKING|>' + m.reasoning_content + '<|END_THINKING|>' -}}{%- endif -%}
-{{- '<|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' -}}
-{%- else -%}{{- m.content -}}{%- endif -%}{{- '<|im_end|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
 KIMI = """
 {%- for m in messages -%}
 {{- '<|im_start|>' + m.role + '\n' -}}
@@ -83,7 +68,7 @@ def answers_of(tokenizer: PreTrainedTokenizerFast, found: Encoded) -> list[str]:
 
 
 def test_a_channel_of_thoughts_may_be_closed_by_the_prompt() -> None:
-    gemma = tokenizer_of(GEMMA4, end="<turn|>")
+    gemma = tokenizer_of(KINDS["Gemma 4"].template, end="<turn|>")
     assert learnt(gemma, TWO) == (["the dog<turn|>", "a fox<turn|>"], {})
     thoughtful = [WHY, say("assistant", "the dog", reasoning_content="so")]
     assert learnt(gemma, thoughtful) == (["the dog<turn|>"], {"thoughts": 1})

@@ -104,6 +104,22 @@ _GEMMA = """
 {{- m.content | trim + '<end_of_turn>\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<start_of_turn>model\n' -}}{%- endif -%}"""
+_GEMMA4 = """
+{%- for m in messages -%}
+{{- '<|turn>' + m.role + '\n' -}}
+{%- if m.reasoning_content and loop.last -%}{{- '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' -}}{%- endif -%}
+{{- m.content + '<turn|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>assistant\n' + ('' if thinking else '<|channel>thought\n<channel|>') -}}{%- endif -%}"""
+_WRAPPED = """
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\n' -}}
+{%- if m.role == 'assistant' -%}
+{%- if m.reasoning_content -%}{{- '<|START_THINKING|>' + m.reasoning_content + '<|END_THINKING|>' -}}{%- endif -%}
+{{- '<|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' -}}
+{%- else -%}{{- m.content -}}{%- endif -%}{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
 
 _TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 _CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"town": "Ulm"}'}}
@@ -253,5 +269,24 @@ KINDS = {
         ("the dog<end_of_turn>", "a fox<end_of_turn>"),
         1,
         "nothing is rewritten; the system text stands in the first turn of the user",
+    ),
+    "Gemma 4": Kind(
+        _GEMMA4,
+        ("<|turn>", "<turn|>", "<|channel>", "<channel|>"),
+        _PLAIN,
+        ("the dog<turn|>", "a fox<turn|>"),
+        2,
+        "prompts close a channel of thoughts, the history has none",
+    ),
+    "Command R": Kind(
+        _WRAPPED,
+        (*_TURNS, "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        _THOUGHTFUL,
+        tuple(
+            f"<|START_THINKING|>{thought}<|END_THINKING|><|START_RESPONSE|>{text}<|END_RESPONSE|><|im_end|>"
+            for thought, text in (("so", "the dog"), ("no", "a fox"))
+        ),
+        1,
+        "tags stand around thoughts and around words; nothing is rewritten",
     ),
 }
