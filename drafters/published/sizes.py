@@ -300,7 +300,9 @@ def _states_of_block(files: Files, hidden: int, decoder_layers: int) -> list[int
     behind = files.word("target_layer_ids")
     if behind is None:
         L, n = int(_need(files, "num_target_layers")), files.shape("fc.weight")[1] // hidden
-        behind = [L // 2] if decoder_layers == 1 else [round(1 + i * (L - 4) / (n - 1)) for i in range(n)]
+        if n != decoder_layers:  # its readers take a state for each layer
+            raise _cannot(files, f"{n} states for {decoder_layers} layers, and does not name them (target_layer_ids)")
+        behind = [L // 2] if n == 1 else [round(1 + i * (L - 4) / (n - 1)) for i in range(n)]
     return [layer + 1 for layer in behind]
 
 

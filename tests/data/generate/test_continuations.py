@@ -279,7 +279,7 @@ def test_which_piece_of_a_row_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = PackedRows(*(np.array(each) for each in zip(*map(row_of_pieces, (3, 2, 4)))), "rows")
     drawn = SimpleNamespace(random_raw=lambda count: np.array([7, 4, 14], np.uint64)[:count])
     monkeypatch.setattr(c.np.random, "Philox", lambda **_how: drawn)
-    taken = [(len_of, at) for len_of, at in c.choose_prompts(rows, None, 2, seed=0)]
+    taken = [(pieces, at) for pieces, at in c.choose_prompts(rows, None, 2, seed=0)]
     assert taken[:3] == [(2, 0), (3, 1), (4, 2)]
     assert taken[3:6] == [(2, 1), (3, 2), (4, 3)]
     assert taken[6:] == [(3, 0), (4, 0), (4, 1)]

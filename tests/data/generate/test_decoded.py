@@ -61,16 +61,14 @@ def stepped(log: StepLog, accepted: list[int], kept: list[int]) -> None:
 
 def test_what_is_counted_of_a_row_is_of_the_steps_that_count() -> None:
     """Answers of seven tokens, of which the first is the prefill's: a step of three counts if it begins behind four
-    at the most. So do the first two of the first row (behind 1 and 4 tokens), and all but the last of the second
-    (behind 1, 2 and 4), which ends before it."""
+    at the most. So do the first two of the first row, behind 1 and 4 tokens, and all of the second, behind 1, 2 and
+    4, whose last one meets its end."""
     log = StepLog(2, 2, limit=7)
     stepped(log, [2, 0], [3, 1])
     stepped(log, [0, 1], [1, 2])
-    stepped(
-        log, [1, 2], [2, 2]
-    )  # both are cut: the first row by the limit, of which it does not count, the other ends
-    steps_emitted_tested_accepted = [(2, 4, 3, 2), (3, 5, 5, 3)]
-    assert decoded._counts(Generation([[], []], [[], []], log)) == steps_emitted_tested_accepted
+    stepped(log, [1, 2], [2, 2])
+    # steps, emitted, tested, accepted
+    assert decoded._counts(Generation([[], []], [[], []], log)) == [(2, 4, 3, 2), (3, 5, 5, 3)]
 
 
 @pytest.mark.parametrize("drafter", [None, SimpleNamespace()])

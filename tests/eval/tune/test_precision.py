@@ -100,7 +100,7 @@ def test_the_faster_one_is_that_whose_verify_call_takes_less(
     monkeypatch.setattr(precision, "one_call", lambda *given: given)
     monkeypatch.setattr(precision, "turns", turns)
     target: Any = SimpleNamespace(model=SimpleNamespace(dtype=dtype), device="cpu")
-    line = compared(target, lambda name: name, 3, [5, 6, 7], 2)  # type: ignore[arg-type, return-value]
+    line = compared(target, lambda name: name, 3, [5, 6, 7], 2)
     assert line is not None
     assert line.startswith(f"a target call of 1 / 3 tokens takes {said}")
     mine = "bf16" if dtype == torch.bfloat16 else "fp32"

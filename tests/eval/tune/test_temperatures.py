@@ -116,7 +116,7 @@ def test_each_request_is_drawn_for_with_its_own_numbers(monkeypatch: pytest.Monk
     monkeypatch.setattr(profile, "_MOST", 2)
     target, drafter = SimpleNamespace(eos_ids=(9,)), SimpleNamespace(draft_length=2)
     some = [Request(Prompt(str(n), "all", (), chat=False), [n, n], n) for n in (4, 7, 1)]
-    heat = best_temperatures(target, drafter, some, Warper(0.7), max_new_tokens=5, seed=6)  # type: ignore[arg-type]
+    heat = best_temperatures(target, drafter, some, Warper(0.7), max_new_tokens=5, seed=6)
     assert drawn == [([[n, n]], [n], 6, 0.7, 5) for n in (4, 7)]
     assert heat is not None
     assert heat.factors_D == (TRIED[4],) * 2

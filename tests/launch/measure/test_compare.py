@@ -207,7 +207,7 @@ def test_what_a_comparison_hangs_on(change: dict[str, Any], monkeypatch: pytest.
 
 
 def test_each_temperature_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its whole number, and what is there is not measured again."""
+    """Named with its decimals; what is there is not measured again."""
     asked: list[list[float]] = []
 
     def evaluated(_target: Any, _arms: Any, _requests: Any, config: EvalConfig, **how: Any) -> dict[str, Any]:
