@@ -133,7 +133,7 @@ def _render_chat(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, answers: Se
             answer = answers[turn]
             if isinstance(answer, Spoken):
                 own = text_of(tokenizer, answer.body)
-                given.append(message_of(tokenizer, own, text, ended=answer.ended))
+                given.append(message_of(tokenizer, own, text, ended=answer.ended, values=prompt.template_values))
             else:
                 given.append({"role": "assistant", "content": answer})
     last = answers[-1] if answers else None

@@ -26,7 +26,7 @@ class Format(NamedTuple):
 
 MANIFEST_LIST = Format("manifest", 1)
 """Of a folder with a list of files and checksums: checkpoints, tokenised data."""
-TOKENISED = Format("tokenised data", 1)
+TOKENISED = Format("tokenised data", 2)
 """Raised too where the same source would give other rows: it is part of the cache's key."""
 FEATURES = Format("feature cache", 1)
 GENERATION = Format("generation", 1)

@@ -181,7 +181,8 @@ class Asker:
     def _turn_of(self, dialogue: Dialogue, reply: Reply) -> dict[str, Any]:
         """An answer as a turn of the chat."""
         if reply.ids is not None and self.tokenizer.chat_template is not None:
-            return message_of(self.tokenizer, reply.text, dialogue.asked[-1][1].text, ended=reply.ended)
+            asked, values = dialogue.asked[-1][1].text, self.data.template_values
+            return message_of(self.tokenizer, reply.text, asked, ended=reply.ended, values=values)
         thoughts = {} if reply.reasoning is None else {"reasoning_content": reply.reasoning}
         ended = {} if reply.ended else {"ended": False}
         return {"role": "assistant", "content": reply.text, **thoughts, **ended}

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
 from ..config import RowShape
-from .chats.calls import as_calls, as_tools, has_older_calls, loose_arguments
+from .chats.calls import as_calls, as_tools, calls_of_text, has_older_calls, loose_arguments
 from .chats.written import IDS, Written, read_written
 from .raw import BadRow, is_object, kind_of
 
@@ -44,6 +44,8 @@ _SHAREGPT = {
     "bard": "assistant",
     "model": "assistant",
     "observation": "tool",
+    "ipython": "tool",
+    "function_call": "assistant",
 }
 
 
@@ -58,6 +60,8 @@ class Chat:
     """The token ids of prompts and answers, where whoever wrote the answers has kept them."""
     loose: int = 0
     """Calls whose arguments are text that is no object."""
+    asked: int = 0
+    """Turns at the beginning that are a prompt, the answers among them too."""
     is_fuller: bool = False
     """Whether earlier versions read less of it: a system text beside it, calls under older names or as text."""
 
@@ -251,8 +255,17 @@ def _prompt_completion(row: Mapping[str, Any]) -> Chat:
     """Two texts, or two lists of messages."""
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, list) or isinstance(completion, list):
-        return _chat(row, "prompt", "completion")
+        return _asked(_chat(row, "prompt", "completion"), row)
     return _exchange(filled(prompt, "prompt"), filled(completion, "completion"), row)
+
+
+def _asked(chat: Chat, row: Mapping[str, Any]) -> Chat:
+    """A chat of which the turns in front of the completion are a prompt."""
+    count = len(chat.messages) - len(_from_json(row["completion"], "completion"))
+    if chat.messages[-1]["role"] == "assistant":
+        chat.messages[-1].update(_ended(row))
+    is_answered = any(each["role"] == "assistant" for each in chat.messages[:count])
+    return replace(chat, asked=count) if is_answered else chat
 
 
 def _instruction(row: Mapping[str, Any]) -> Chat:
@@ -261,13 +274,16 @@ def _instruction(row: Mapping[str, Any]) -> Chat:
 
 def _exchange(user: str, assistant: str, row: Mapping[str, Any]) -> Chat:
     """An exchange of texts; one with a system text or tools is a chat like others."""
-    answer: dict[str, Any] = {"role": "assistant", "content": assistant}
-    if row.get("ended") is not None:
-        answer["ended"] = _flag(row["ended"], "ended")
+    answer: dict[str, Any] = {"role": "assistant", "content": assistant, **_ended(row)}
     turns = with_system([{"role": "user", "content": user}, answer], row)
     tools = tools_of(row)
     fuller = tools is not None or len(turns) > 2
     return Chat(turns, tools, plain=tools is None, written=read_written(row.get(IDS)), is_fuller=fuller)
+
+
+def _ended(row: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether the row's answer came to its end, as a mark of the turn, where the row says it."""
+    return {} if row.get("ended") is None else {"ended": _flag(row["ended"], "ended")}
 
 
 def _text(row: Mapping[str, Any]) -> Text:
@@ -320,6 +336,8 @@ def _message(value: Any, what: str) -> dict[str, Any]:
     message = {key: each for key, each in value.items() if each is not None}
     role = message.pop("role", message.pop("from", None))
     content = message.pop("content", message.pop("value", None))
+    if role == "function_call":
+        content, message["tool_calls"] = "", calls_of_text(content, what)
     role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
         shown = "missing" if role is None else _shown(role)

@@ -93,7 +93,7 @@ def render_chat(
 def _with_thoughts_named(messages: Messages) -> list[dict[str, Any]]:
     """Messages as engines hand them to templates: without what is None, thoughts by every name that one reads.
 
-    That is `thinking` for gpt-oss, the first name for others. Thoughts are handed over once, and none are no thoughts.
+    That is `thinking` for gpt-oss, another one for others. Thoughts are handed over once, and none are no thoughts.
     """
     made = []
     for each in messages:
@@ -104,7 +104,7 @@ def _with_thoughts_named(messages: Messages) -> list[dict[str, Any]]:
         held = inline(message["content"]) if thoughts and isinstance(message.get("content"), str) else None
         if thoughts and held and held[0].strip() == thoughts.strip():
             message["content"] = held[1].lstrip("\n")
-        named = {"thinking": thoughts, **message, "reasoning_content": thoughts}
+        named = {**dict.fromkeys(THOUGHTS, thoughts), **message, THOUGHTS[0]: thoughts}
         made.append(named if thoughts else message)
     return made
 

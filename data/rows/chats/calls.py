@@ -34,6 +34,19 @@ def as_calls(message: dict[str, Any], what: str) -> list[Any] | None:
     return calls
 
 
+def calls_of_text(content: Any, what: str) -> list[dict[str, Any]]:
+    """The calls of a turn whose role is `function_call`: one as JSON, or a list of them (LLaMA-Factory).
+
+    Raises:
+        BadRow: its text is neither.
+    """
+    found = _parsed(content)
+    calls = [found] if is_object(found) else found
+    if not (isinstance(calls, list) and calls and all(is_object(each) and "name" in each for each in calls)):
+        raise BadRow(f"{what} (function_call) is {kind_of(content)}; expected a call in JSON, with name and arguments")
+    return [{"type": "function", "function": each} for each in calls]
+
+
 def as_tools(tools: Any, what: str) -> list[dict[str, Any]] | None:
     """The tools of a row, each with parameters that are an object where they can be.
 
@@ -107,10 +120,13 @@ def _with_parameters(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _object(value: Any) -> Any:
     """The object that a text is; anything else as it stands."""
-    if not isinstance(value, str):
-        return value
+    found = _parsed(value)
+    return found if is_object(found) else value
+
+
+def _parsed(value: Any) -> Any:
+    """What JSON text holds; anything else as it stands."""
     try:
-        found = json.loads(value)
+        return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return value
-    return found if is_object(found) else value

@@ -28,11 +28,12 @@ def endless_answers(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]) 
     # a tag may close an answer in front of the end of its turn
     if not written or any(each in eos_ids for each in numbers):
         return None
-    end, number = written[0], numbers[0]
+    found = " and ".join(f"{end!r} ({number})" for end, number in zip(written, numbers, strict=True))
     ends = ", ".join(f"{tokenizer.convert_ids_to_tokens(each)!r} ({each})" for each in eos_ids) or "none"
+    which = "the number" if len(written) == 1 else "that of the end"
     return (
-        f"the chat template ends answers by {end!r} ({number}), which is no end of the target, whose ends are {ends}: "
-        "it writes on behind its answers, to the length limit; add the number to eos_token_id in the target's "
+        f"the chat template ends answers by {found}, which is no end of the target, whose ends are {ends}: it writes "
+        f"on behind its answers, to the length limit; add {which} to eos_token_id in the target's "
         "generation_config.json"
     )
 

@@ -42,14 +42,18 @@ def own_text(template: ChatTemplate, chat: Chat, at: int, prompt: str, upto: str
     thoughts = thoughts_of(message)
     if upto.startswith(prompt):
         rendered = upto[len(prompt) :]
-        if not (opens and thoughts not in rendered) and not (closes and thoughts and thoughts in rendered):
+        held = inline(message["content"]) is not None
+        lost = opens and (held or not rendered.lstrip().startswith(thoughts))
+        kept = closes and (held or (thoughts and thoughts in rendered))
+        if not (lost or kept):
             return _rendered(template, message, prompt, rendered)
     elif not (opens or closes):
         rendered = _behind_header(template, chat, at, prompt, upto)
         return _rendered(template, message, prompt, rendered)._replace(is_rendered=False)
     behind = behind_prompt(template, chat, at, prompt)
     text = behind.text[: _end(template, message, behind.text)]
-    return TurnText(prompt + text, False, behind.change or change_of(message, text))
+    is_rendered = upto.startswith(prompt + text)
+    return TurnText(prompt + text, is_rendered, behind.change or change_of(message, text))
 
 
 def thoughts_of(message: Mapping[str, Any]) -> str:
@@ -94,15 +98,21 @@ def _rendered(template: ChatTemplate, message: Mapping[str, Any], prompt: str, r
     own, opens = _one_pair(text, thoughts_of(message)), opened_by(prompt)
     if thoughts_of(message):
         return TurnText(prompt + own, own == text, change_of(message, own))
-    change = "no thoughts" if opens else "hollow" if EMPTY.match(own) else change_of(message, own)
+    is_hollow = EMPTY.match(own) and inline(message["content"]) is None
+    change = "no thoughts" if opens else "hollow" if is_hollow else change_of(message, own)
     return TurnText(prompt + own, own == text, change)
 
 
 def _end(template: ChatTemplate, message: Mapping[str, Any], text: str) -> int:
-    """Where a turn ends: behind the first end of the target that follows its words, where these are found."""
-    words = _words_of(message)
-    at = text.rfind(words) if words and not message.get("tool_calls") else -1
-    found = template.ends.search(text, at + len(words)) if at >= 0 else None
+    """Where a turn ends: behind the first end of the target that follows its thoughts and words, where it has these.
+
+    Words may spell an end where `data.control_tokens` lets them.
+    """
+    start = 0
+    for part in (thoughts_of(message), "" if message.get("tool_calls") else _words_of(message)):
+        at = text.find(part, start)
+        start = start if at < 0 else at + len(part)
+    found = template.ends.search(text, start)
     return template.without_tail(text, 0) if found is None else found.end()
 
 
@@ -132,13 +142,20 @@ def _behind_header(template: ChatTemplate, chat: Chat, at: int, prompt: str, upt
         PromptDiffers: the header by which the prompt ends stands nowhere in front of the turn.
     """
     message = chat.messages[at]
-    first = thoughts_of(message) or message["content"].strip() or next(iter(_called(message)), "")
+    parts = [thoughts_of(message), _words_of(message), *_called(message)[:1]]
+    first, asked = (
+        next((each for each in parts if each and each in upto), ""),
+        chat.messages[at - 1]["content"].strip(),
+    )
     before = template.prompt(chat, at, answer_next=False)
     header = prompt.removeprefix(before) if template.override is None and prompt.startswith(before) else ""
-    found = upto.rfind(header, 0, upto.rfind(first)) if header and first in upto else -1
-    if found < 0:
+    if prompt == before and asked:  # nothing announces an answer but the end of the turn in front of it
+        header = prompt[prompt.rfind(asked) :] if asked in prompt else ""
+    found = upto.rfind(header, 0, upto.rfind(first)) if header and first else -1
+    behind = upto[found + len(header) :]
+    if found < 0 or (asked and asked in behind[: behind.find(first)]):  # the header of a turn before that one
         raise PromptDiffers(f"turn {at + 1}: {difference(prompt, upto)}")
-    return upto[found + len(header) :]
+    return behind
 
 
 def without_end(template: ChatTemplate, chat: Chat, at: int, text: str, start: int) -> str:

@@ -12,8 +12,8 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..raw import BadRow
-from ..templates import render_chat
-from .tags import inline
+from ..templates import Values, render_chat
+from .tags import CLOSING, EMPTY, closed_by, inline
 from .thoughts import opening
 
 if TYPE_CHECKING:
@@ -47,15 +47,18 @@ def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def message_of(tokenizer: PreTrainedTokenizerBase, text: str, prompt: str, *, ended: bool = True) -> dict[str, Any]:
+def message_of(
+    tokenizer: PreTrainedTokenizerBase, text: str, prompt: str, *, ended: bool = True, values: Values | None = None
+) -> dict[str, Any]:
     """An answer as a turn of the chat, for templates: thoughts and calls under their names, where they are told apart.
 
     Args:
         text: of the answer, special tokens included, without its end.
         prompt: the text that it goes on behind; thoughts that it opens belong to the turn.
+        values: the template's own variables.
     """
     parts = _by_tokenizer(tokenizer, text, prompt) or _by_channels(text)
-    parts = parts or _by_template(tokenizer, opening(prompt) + text)
+    parts = parts or _by_template(_Writer(tokenizer, values or {}), opening(prompt) + text)
     return {"role": "assistant", **parts, **({} if ended else {"ended": False})}
 
 
@@ -100,31 +103,45 @@ def _by_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str, prompt: str) ->
     return made | ({"tool_calls": found["tool_calls"]} if found.get("tool_calls") else {})
 
 
-def _by_template(tokenizer: PreTrainedTokenizerBase, text: str) -> dict[str, Any]:
+class _Writer(NamedTuple):
+    """How a template writes a turn in a chat of its own."""
+
+    tokenizer: PreTrainedTokenizerBase
+    values: Values
+
+    def __call__(self, parts: dict[str, Any]) -> str:
+        """What stands behind the prompt, or behind its tags for thoughts; empty where the turn begins otherwise."""
+        asked = [{"role": "user", "content": "why"}]
+        prompt = render_chat(self.tokenizer, asked, answer_next=True, values=self.values)
+        turn = {"role": "assistant", **parts}
+        written = render_chat(self.tokenizer, [*asked, turn], answer_next=False, values=self.values)
+        closed, opened = closed_by(prompt), opening(prompt)
+        if not opened and written.startswith(prompt):
+            return written.removeprefix(prompt)
+        head = prompt[: closed.start()] if closed else prompt.removesuffix(opened)
+        return written.removeprefix(head) if written.startswith(head) else ""
+
+
+def _by_template(write: _Writer, text: str) -> dict[str, Any]:
     """As the template writes it again: whole, or without the tags that it would write a second time around each part.
 
-    Whole where neither gives the text back, as behind a prompt that closes thoughts.
+    Whole where neither gives the text back and no pair of tags is doubled.
     """
     whole: dict[str, Any] = {"content": text}
     try:
-        if _written_by(tokenizer, whole).startswith(text):
+        again = write(whole)
+        if again.startswith(text):
             return whole
         found = inline(text)
         thoughts = {"reasoning_content": found[0].strip("\n")} if found and found[0].strip() else {}
-        before, _, behind = _written_by(tokenizer, {"content": _PROBE, **thoughts}).partition(_PROBE)
+        tags = EMPTY.match(again) or CLOSING.match(again)
+        if tags and found and again[tags.end() :].startswith(text):
+            return {"content": found[1], **thoughts}
+        before, _, behind = write({"content": _PROBE, **thoughts}).partition(_PROBE)
         parted = {"content": _without_end(text.removeprefix(before), behind), **thoughts}
-        return parted if _written_by(tokenizer, parted).startswith(text) else whole
+        return parted if write(parted).startswith(text) else whole
     except BadRow:
         return whole
-
-
-def _written_by(tokenizer: PreTrainedTokenizerBase, parts: dict[str, Any]) -> str:
-    """What a template writes of a turn behind its prompt, which may open thoughts; empty where it begins otherwise."""
-    asked = [{"role": "user", "content": "why"}]
-    prompt = render_chat(tokenizer, asked, answer_next=True)
-    written = render_chat(tokenizer, [*asked, {"role": "assistant", **parts}], answer_next=False)
-    head = prompt.removesuffix(opening(prompt))
-    return written.removeprefix(head) if written.startswith(head) else ""
 
 
 def _without_end(text: str, end: str) -> str:

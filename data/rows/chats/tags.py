@@ -64,6 +64,11 @@ def closes_thoughts(content: str) -> bool:
     return CLOSING.search(content) is not None
 
 
+def is_open(content: str) -> bool:
+    """Whether a text begins with thoughts that it never closes: it was cut off in them, whatever a row says."""
+    return begins_thoughts(content) and not closes_thoughts(content)
+
+
 def opening_of(found: re.Match[str]) -> str | None:
     """The tag that opens thoughts at the end of a prompt; None where a closing one stands alone."""
     if found["angle"] is not None:

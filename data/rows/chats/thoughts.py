@@ -16,10 +16,10 @@ from .tags import (
     CLOSING,
     EMPTY,
     OPENING,
-    begins_thoughts,
     closed_by,
     closes_thoughts,
     closing_of,
+    is_open,
     opened_by,
     opening_of,
     own_thoughts,
@@ -74,7 +74,8 @@ def behind_prompt(template: ChatTemplate, chat: Chat, at: int, prompt: str) -> B
     rest = bare[len(head) : template.without_tail(bare, len(head))]
     if closes:
         # what the prompt has, and no blank more: those behind it the target writes
-        rest = rest.removeprefix(found[0]) if rest.startswith(found[0]) else _without(EMPTY, rest)
+        has_all = rest.startswith(found[0])
+        rest = rest.removeprefix(found[0]) if has_all else _without(EMPTY, rest).removeprefix(closing_of(found))
         return Behind(rest, "thoughts" if (parted.thoughts or "").replace(parted.close, "").strip() else None)
     if parted.thoughts is None:
         return Behind(_without(EMPTY, rest), "no thoughts")
@@ -100,8 +101,7 @@ def cut_in_thoughts(template: ChatTemplate, chat: Chat, at: int, prompt: str) ->
     if message.get("tool_calls"):
         return None
     if closed_by(prompt):
-        is_thinking = begins_thoughts(content) and not closes_thoughts(content)
-        return prompt if is_thinking or (own is not None and not content.strip()) else None
+        return prompt if is_open(content) or (own is not None and not content.strip()) else None
     if own is None:
         return prompt + _without_opening(content, opens) if opens and not closes_thoughts(content) else None
     if content.strip():
@@ -147,8 +147,10 @@ def _parted(message: dict[str, Any], found: re.Match[str]) -> _Parted:
 
 
 def _without_opening(thoughts: str, found: re.Match[str]) -> str:
-    """Thoughts behind the tag and the blanks with which the prompt has opened them."""
+    """Thoughts behind the tag and the blanks with which the prompt has opened them, or closed others."""
     tag, stripped = opening_of(found), thoughts.lstrip()
-    if tag is None or not stripped.startswith(tag):
+    if tag is None:
+        return _without(OPENING, stripped)
+    if not stripped.startswith(tag):
         return thoughts
     return stripped[len(tag) :].removeprefix(found.groupdict().get("blanks") or "")

@@ -18,6 +18,7 @@ from ..templates import ChatTemplate, Span
 from .answer import AnswerText, Piece, why_left_out
 from .everything import everything
 from .own_text import own_text, says_nothing, with_end, without_end
+from .tags import is_open
 from .thoughts import PromptDiffers, cut_in_thoughts
 
 LossOn = Literal["assistant", "last", "all"]
@@ -72,7 +73,7 @@ def pieces_of(template: ChatTemplate, chat: Chat, loss_on: LossOn) -> Pieces:
 
 def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes: Counter[str]) -> list[AnswerText]:
     # nobody asks for an opening word: the decoder always has a prompt
-    turns = [at for at, each in enumerate(chat.messages) if each["role"] == "assistant" and at]
+    turns = [at for at, each in enumerate(chat.messages) if each["role"] == "assistant" and at >= max(chat.asked, 1)]
     found: list[AnswerText] = []
     differs: PromptDiffers | None = None
     for at in turns[-1:] if last else turns:
@@ -89,7 +90,7 @@ def _answers(template: ChatTemplate, chat: Chat, text: str, *, last: bool, notes
 def _answer(template: ChatTemplate, chat: Chat, at: int, text: str, notes: Counter[str]) -> AnswerText:
     prompt, message = template.prompt(chat, at), chat.messages[at]
     upto = text if at == len(chat.messages) - 1 else template.write(chat, chat.messages[: at + 1])
-    is_cut = message.get("ended") is False
+    is_cut = not message.get("ended", not is_open(message["content"]))
     if is_cut and (thinking := cut_in_thoughts(template, chat, at, prompt)) is not None:
         notes.update(["cut", *(["thoughts"] if thinking == prompt else [])])
         return AnswerText(at, len(prompt), thinking, None, is_cut)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.data.config import DataConfig
+from draftsmith.data.config import DataConfig, RowShape
 from draftsmith.data.prompts import load_prompts, render
 from draftsmith.data.rows.chats.spoken import message_of
 from draftsmith.data.rows.encode import Encoded, Encoder
@@ -45,8 +45,15 @@ def tokenizer_of(template: str, *, end: str = "<|im_end|>") -> PreTrainedTokeniz
 
 def learnt(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], **values: Any) -> tuple[list[str], Any]:
     """What is in the loss, answer by answer, and the notes."""
+    return learnt_of(tokenizer, {"messages": messages}, "messages", **values)
+
+
+def learnt_of(
+    tokenizer: PreTrainedTokenizerFast, row: dict[str, Any], shape: RowShape, **values: Any
+) -> tuple[list[str], Any]:
+    """The same of a row of any shape."""
     encoder = Encoder.of(tokenizer, DataConfig(template_values=values or None))
-    (found,) = encoder([parse({"messages": messages}, "messages")])
+    (found,) = encoder([parse(row, shape)])
     assert not isinstance(found, BadRow), found
     return answers_of(tokenizer, found), dict(found.notes)
 
@@ -109,6 +116,23 @@ def test_an_empty_pair_that_no_row_asks_for_is_counted() -> None:
 # ---- answers as turns of the next prompt --------------------------------------------------------
 
 
+AFTER = """
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\n' -}}
+{%- if m.role == 'assistant' -%}
+{%- if loop.last and m.reasoning_content -%}{{- '<think>' + m.reasoning_content + '</think>' -}}
+{%- else -%}{{- OTHERWISE -}}{%- endif -%}
+{%- endif -%}
+{{- m.content + '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' + PROMPT -}}{%- endif -%}"""
+
+
+def after(otherwise: str, prompt: str = "") -> str:
+    """Thoughts leave the history; what stands there instead, and how prompts end."""
+    return AFTER.replace("OTHERWISE", repr(otherwise)).replace("PROMPT", repr(prompt))
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [
@@ -143,3 +167,176 @@ def test_a_name_of_a_user_reaches_the_prompt(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(named)
     (prompt,) = load_prompts(str(path))
     assert "userAda\nwhy" in tokenizer.decode(render(prompt, tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "text"),
+    [
+        (after("<think></think>"), "", "<think>so</think>the dog"),
+        (after("</think>", "<think>"), "<think>", "so</think>the dog"),
+        (after("</think>", "<think>"), "<think>", "</think>the dog"),
+    ],
+)
+def test_tags_that_the_history_has_of_its_own_are_not_doubled(template: str, prompt: str, text: str) -> None:
+    tokenizer = tokenizer_of(template)
+    turn = message_of(tokenizer, text, prompt)
+    assert turn["content"] == "the dog"
+    again = render_chat(tokenizer, [WHY, turn, AND], answer_next=True)
+    assert again.count("</think>") == 1
+
+
+def test_a_prompt_that_closes_thoughts_has_the_tags_of_the_turn() -> None:
+    """By the template's own variable, without which it closes none."""
+    closing = WRAPPED.replace(
+        "{{- '<|START_RESPONSE|>'", "{%- if quiet -%}{{- '<think></think>' -}}{%- endif -%}{{- '<|START_RESPONSE|>'"
+    ).replace(
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}",
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' + ('<think></think>' if quiet else '') -}}",
+    )
+    tokenizer, quiet = tokenizer_of(closing), {"quiet": True}
+    asked = render_chat(tokenizer, [WHY], answer_next=True, values=quiet)
+    assert asked.endswith("<think></think>")
+    text = "<|START_RESPONSE|>the dog<|END_RESPONSE|>"
+    turn = message_of(tokenizer, text, asked, values=quiet)
+    assert turn["content"] == "the dog"
+    assert render_chat(tokenizer, [WHY, turn, AND], answer_next=True, values=quiet).startswith(asked + text)
+
+
+# ---- what only whole families of rows or templates have -----------------------------------------
+
+
+def test_answers_of_a_prompt_are_not_learnt() -> None:
+    """Of a prompt and a completion that are both messages, as TRL's rows."""
+    plain = tokenizer_of(after(""))
+    row = {"prompt": [WHY, say("assistant", "the dog"), AND], "completion": [say("assistant", "a fox")]}
+    assert learnt_of(plain, row, "prompt_completion") == (["a fox<|im_end|>"], {})
+    assert learnt_of(plain, row | {"ended": False}, "prompt_completion") == (["a fox"], {"cut": 1})
+    called = {"prompt": [WHY], "completion": [say("assistant", "the dog"), AND, say("assistant", "a fox")]}
+    assert learnt_of(plain, called, "prompt_completion")[0] == ["the dog<|im_end|>", "a fox<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Qwen3, thinking", "<think>\nso the"),
+        ("Qwen3, `enable_thinking: false`", None),
+        ("DeepSeek R1 and what is distilled from it", "so the"),
+    ],
+)
+def test_thoughts_that_are_never_closed_are_cut(name: str, found: str | None) -> None:
+    """Whatever the row says of it, unless it says that the answer did end."""
+    kind = KINDS[name]
+    messages = [WHY, say("assistant", "<think>\nso the"), AND, say("assistant", "a fox")]
+    answers, notes = learnt(kind.tokenizer(), messages, **(kind.values or {}))
+    assert answers[:-1] == ([] if found is None else [found])
+    assert notes["cut"] == 1
+    ended = [WHY, say("assistant", "<think>\nso the", ended=True)]
+    assert learnt(tokenizer_of(after("")), ended) == (["<think>\nso the<|im_end|>"], {})
+
+
+def test_a_prompt_of_which_only_the_last_turn_tells_the_end() -> None:
+    """As Mistral's of which the system text stands in the last turn of a user, where that is the last of all."""
+    moved = """
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}{{- '[INST]' + (messages[0].content if loop.last and messages[0].role == 'system' else '') + m.content + '[/INST]' -}}
+{%- elif m.role == 'assistant' -%}{{- m.content + '<|im_end|>' -}}{%- endif -%}
+{%- endfor -%}"""
+    messages = [say("system", "briefly "), *TWO]
+    assert learnt(tokenizer_of(moved), messages) == (["the dog<|im_end|>", "a fox<|im_end|>"], {})
+
+
+def test_a_pair_that_the_row_itself_has_is_not_the_templates() -> None:
+    assert learnt(tokenizer_of(after("")), [WHY, say("assistant", "<think>\n\n</think>\n\nthe dog")]) == (
+        ["<think>\n\n</think>\n\nthe dog<|im_end|>"],
+        {},
+    )
+
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        say("assistant", "the dog"),
+        say("assistant", "end"),
+        say("assistant", "im"),
+        say("assistant", "so", tool_calls=[CALL]),
+    ],
+)
+def test_nothing_behind_the_first_end_is_learnt(turn: dict[str, Any]) -> None:
+    """Be it of a turn that calls, or of words that stand in the end's own name."""
+    tail = after("").replace(
+        "{%- endfor -%}", "{%- endfor -%}{%- if not add_generation_prompt -%}<|endoftext|><|im_end|>{%- endif -%}", 1
+    )
+    (found,), _ = learnt(tokenizer_of(tail), [WHY, turn])
+    assert found == turn["content"] + "<|im_end|>"
+
+
+def test_a_result_of_a_tool_is_not_learnt_for_want_of_a_header() -> None:
+    """Apertus: the answer goes on behind the result, the decoder's prompt begins a turn."""
+    silent = """
+{%- for m in messages -%}
+{%- if m.role == 'tool' -%}{{- '[' + m.content + ']' -}}
+{%- elif m.role == 'assistant' and loop.previtem.role == 'tool' -%}{{- m.content + '<|im_end|>' -}}
+{%- else -%}{{- '<|' + m.role + '|>' + m.content + ('' if m.tool_calls else '<|im_end|>') -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+    messages = [WHY, say("assistant", "look", tool_calls=[CALL]), say("tool", "here"), say("assistant", "the dog")]
+    found, notes = learnt(tokenizer_of(silent), messages)
+    assert not any("here" in each for each in found)
+    assert notes["other prompt"] == 1
+
+
+def test_an_answer_is_found_by_its_words_where_its_thoughts_are_not_written() -> None:
+    """Two results of tools whose headers the template draws together, and thoughts that it never writes."""
+    joined = """
+{%- for m in messages -%}
+{%- if m.role == 'tool' -%}
+{%- if loop.previtem.role != 'tool' -%}{{- '<|im_start|>tool\n' -}}{%- endif -%}{{- m.content + '\n' -}}
+{%- if not loop.last and loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\n' -}}{%- endif -%}
+{%- else -%}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
+    thoughtful = say("assistant", "the dog", reasoning_content="so")
+    messages = [WHY, say("assistant", "look"), say("tool", "here"), say("tool", "there"), thoughtful]
+    assert learnt(tokenizer_of(joined), messages) == (["look<|im_end|>", "the dog<|im_end|>"], {"unwritten": 1})
+
+
+def test_calls_under_roles_of_their_own(tmp_path: Path) -> None:
+    """LLaMA-Factory's rows."""
+    said = [
+        ("human", "why"),
+        ("function_call", '{"name": "look", "arguments": {}}'),
+        ("ipython", "here"),
+        ("gpt", "a fox"),
+    ]
+    rows = [{"from": role, "value": value} for role, value in said]
+    chat = parse({"conversations": rows}, "conversations")
+    assert [each["role"] for each in chat.messages] == ["user", "assistant", "tool", "assistant"]
+    assert chat.messages[1] == say("assistant", "", tool_calls=[CALL])
+    with pytest.raises(BadRow, match="expected a call in JSON, with name and arguments"):
+        parse({"conversations": [rows[0], rows[1] | {"value": "look"}, rows[3]]}, "conversations")
+
+
+def test_thoughts_that_the_words_repeat_are_written_all_the_same() -> None:
+    kind = KINDS["a history of empty thoughts behind prompts that open some"]
+    messages = [WHY, say("assistant", "the dog.", reasoning_content="the dog")]
+    assert learnt(kind.tokenizer(), messages) == (["the dog\n</think>\n\nthe dog.<|im_end|>"], {})
+
+
+@pytest.mark.parametrize("held", ["<think>\nso\n</think>\n\n", "<think>\n\n</think>\n\n"])
+def test_tags_of_a_row_behind_tags_of_a_prompt(held: str) -> None:
+    messages = [WHY, say("assistant", held + "the dog")]
+    open_, closed = after("</think>", "<think>"), after("</think>", "</think>")
+    (found,), _ = learnt(tokenizer_of(open_), messages)
+    assert found == held.removeprefix("<think>") + "the dog<|im_end|>"
+    assert learnt(tokenizer_of(closed), messages) == (["the dog<|im_end|>"], {"thoughts": 1} if "so" in held else {})
+    pair = after("</think>", "<think></think>")
+    assert learnt(tokenizer_of(pair), [WHY, say("assistant", "the dog")])[0] == ["the dog<|im_end|>"]
+
+
+def test_thoughts_reach_a_template_by_every_name() -> None:
+    named = after("").replace("m.reasoning_content", "m.reasoning")
+    apart = [WHY, say("assistant", "the dog", reasoning_content="so")]
+    assert learnt(tokenizer_of(named), apart) == (["<think>so</think>the dog<|im_end|>"], {})
