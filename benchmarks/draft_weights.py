@@ -82,12 +82,14 @@ WHAT = {
     "accepted length on-policy": "`tv` alone, `on-policy`",
     "accepted length of siblings": "`tv` alone, `accepted`, 4 siblings",
 }
+FREE = ("families", "arms", "seeds", "json", "repeats")
+"""Of the arguments those that may differ from call to call."""
 Measured = dict[str, Any]
 
 
 def main() -> None:
-    args = arguments()
-    same_settings(args.out, vars(args), free=("families", "arms", "seeds", "json"))
+    args = parser().parse_args()
+    same_settings(args.out, vars(args), free=FREE)
     parts = by_seed(args)
     cells = [(name, arm) for name in args.families for arm in args.arms]
     for part in parts:
@@ -233,7 +235,8 @@ def along_text(run: Path) -> list[float]:
     return [last[name] for name in names if name in last]
 
 
-def arguments() -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
+    """Also of `weight_speeds.py`."""
     parser = parser_of(__doc__, out="runs/draft-weights")
     parser.add_argument("--families", type=names_of(CHOSEN), default=list(CHOSEN))
     parser.add_argument("--arms", type=names_of(ARMS), default=[arm for arm in ARMS if arm not in OF_TREES])
@@ -245,7 +248,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--draws", type=int, default=2, help="decodes of a prompt at T = 1")
     add_decoding(parser, limit=32)
     add_audit(parser, tokens=1_000, sequences=20_000)
-    return parser.parse_args()
+    return parser
 
 
 if __name__ == "__main__":
