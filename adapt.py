@@ -26,6 +26,8 @@ from .errors import RequestError
 from .storage import replace_folder
 
 _OF_A_LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BEGIN_SO = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "OMPI_COMM_", "PMI_", "MV2_COMM_")
+"""Variables by which a launch tells its processes how to train together: a round trains alone."""
 _log = logging.getLogger(__name__)
 
 
@@ -92,7 +94,7 @@ class Callback(TrainerCallback):
         replace_folder(self.target, lambda staging: self._save(model, processing_class, staging))
         command = [sys.executable, "-m", "draftsmith.launch.cli", "adapt", str(self._run), "--out", str(self._out)]
         command += ["--target", str(self.target), "--rollouts", str(self._rollouts), *self._flags]
-        alone = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCH}
+        alone = {name: value for name, value in os.environ.items() if not _is_of_a_launch(name)}
         done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
         told = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
         _log.log(
@@ -126,3 +128,7 @@ def row_of(prompt: Any, completion: Any) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"prompt": prompt, "completion": completion}
     return {"messages": [*prompt, *completion]}
+
+
+def _is_of_a_launch(name: str) -> bool:
+    return name in _OF_A_LAUNCH or name.startswith(_BEGIN_SO)

@@ -57,7 +57,12 @@ def test_a_round_behind_every_so_many_steps(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    launched = (
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "FSDP_VERSION", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    )
+    for name in (*launched, "OTHER"):
+        monkeypatch.setenv(name, "2")
     fresh = Callback("runs/mine", out=tmp_path, every=3, flags=["--steps", "5"], values={"optimizer.lr": 1e-4})
     model = AutoModelForCausalLM.from_pretrained(SHALLOW)
     with torch.no_grad():
@@ -70,7 +75,8 @@ def test_a_round_behind_every_so_many_steps(
     assert command[1:5] == ["-m", "draftsmith.launch.cli", "adapt", "runs/mine"]
     words = ["--out", str(tmp_path), "--target", str(fresh.target), "--rollouts", str(tmp_path / "recorded")]
     assert command[5:] == [*words, "--steps", "5", "--optimizer.lr=0.0001"]
-    assert "WORLD_SIZE" not in environment
+    assert not {*launched} & {*environment}
+    assert environment["OTHER"] == "2"
     # the model as it is now, and its tokenizer
     saved = AutoModelForCausalLM.from_pretrained(fresh.target)
     assert torch.equal(next(saved.parameters()), next(model.parameters()))

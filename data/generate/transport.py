@@ -1,8 +1,8 @@
 """HTTP to a server with OpenAI's endpoints: the user's key, time limits, retries, and who is to blame.
 
 What may pass (429, 5xx, a lost connection, no answer in time, an answer that cannot be read) is tried
-again, later and later, or when the server asks (`Retry-After`); anything else of 4xx is final. The
-key comes from OPENAI_API_KEY and is written nowhere.
+again, later and later, or when the server asks (`Retry-After`, ten minutes at most); anything else of 4xx is
+final. The key comes from OPENAI_API_KEY and is written nowhere.
 Read next: `server.py`, which asks for rows' answers; `eval/server/`, which measures and audits servers.
 """
 
@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
+from math import isnan
 from typing import Any, Self, TypeVar
 
 import httpx2
@@ -25,6 +26,7 @@ from .server_request import ServerRequest
 
 KEY = "OPENAI_API_KEY"
 _LONGEST_WAIT = 60.0  # seconds; waits double up to it
+_LONGEST_ASKED = 600.0  # seconds; a server that asks for more is asked again then
 _SHOWN = 300  # characters of a server's reply that a message quotes
 # statuses that no row is to blame for: the address, the key or the model are wrong
 _HOPELESS = (401, 402, 403, 404, 405)
@@ -169,14 +171,14 @@ class Transport:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds to wait by a Retry-After header, which holds seconds or a date."""
+    """Seconds to wait by a Retry-After header, which holds seconds or a date; ten minutes at most."""
     if value is None:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return None
+    return None if isnan(seconds) else min(max(0.0, seconds), _LONGEST_ASKED)

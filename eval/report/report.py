@@ -299,7 +299,7 @@ def opening(rows: Sequence[dict[str, Any]], sweep: Sequence[dict[str, Any]]) -> 
         _at(temperature, [row for row in measured if row["temperature"] == temperature])
         for temperature in temperatures
     ]
-    return [*lines, _lengths(measured[0]["method"], sweep)] if sweep else lines
+    return [*lines, _lengths(measured[0]["method"], sweep)] if sweep and measured else lines
 
 
 def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

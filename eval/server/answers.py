@@ -24,7 +24,7 @@ from ..config import AuditConfig
 from ..measure.environment import environment
 from ..measure.requests import Request
 from .answer import Answer, read_answer
-from .exchange import question
+from .exchange import identity_of, question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -200,7 +200,7 @@ def served_answers(
         RequestError: address, key or model are refused, or the journal is of another audit.
     """
     settings = {
-        "server": {"url": server.public_url, "model": server.model},
+        "server": identity_of(server, requests[0].prompt),
         "prompts": [each.ids for each in requests],
         "audit": config.model_dump(mode="json"),
     }

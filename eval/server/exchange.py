@@ -100,6 +100,13 @@ async def exchange(
     return await defaults.ask(attempt)
 
 
+def identity_of(server: ServerRequest, prompt: Prompt) -> dict[str, Any]:
+    """Which server is asked, and with which variables of its chat template, if any: what kept answers hang on."""
+    values = prompt.template_values if server.template_values is None else server.template_values
+    named = {"template_values": dict(values)} if values else {}
+    return {"url": server.public_url, "model": server.model, **named}
+
+
 def question(prompt: Prompt, template_values: Mapping[str, object] | None = None) -> tuple[str, dict[str, Any]]:
     """The endpoint for a prompt's first turn, and how its body says it: the server writes the template.
 

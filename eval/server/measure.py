@@ -26,7 +26,7 @@ from ...storage import json_lines
 from ..config import EvalConfig
 from ..measure.environment import environment
 from .counters import ServerCounters, read_counters
-from .exchange import Exchange, exchange, now
+from .exchange import Exchange, exchange, identity_of, now
 
 PER_PLACE = 4  # requests of a block for each that is under way at a time
 _AT_A_RATE = 16  # requests of a block that arrive by the clock
@@ -239,7 +239,7 @@ def measure_blocks(
         RequestError: address, key or model are refused, or the journal is of another measurement.
     """
     settings = {
-        "servers": [{"url": each.public_url, "model": each.model} for each in servers],
+        "servers": [identity_of(each, prompts[0]) for each in servers],
         "prompts": {"source": config.prompts, "count": len(prompts)},
         "blocks": [_named(each) for each in plans],
         "sampling": {name: getattr(config, name) for name in ("top_k", "top_p", "min_p", "max_new_tokens", "seed")},

@@ -99,7 +99,7 @@ class _Plan:
 
     distinct: int
     asked: int
-    """Times that a row is asked for in training."""
+    """Times that a row is asked for, in training and by every validation."""
     kept: int
     row_bytes: int
     length: int
@@ -129,6 +129,7 @@ class _Plan:
                 f"{in_units(row)}; raise it, or take features online"
             )
         kept = min(count, int(bound // row))
+        asked += held_out * max(1, recipe.loop.steps // recipe.loop.validate_every)
         return cls(count, asked, kept, row, recipe.row_tokens, not models.described)
 
     @property

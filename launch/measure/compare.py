@@ -8,6 +8,7 @@ each temperature, so the same command goes on where it was stopped. Read next: `
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -149,12 +150,14 @@ def _identity(
     machine = environment()
     return {
         "target": target_hash(target),
-        "arms": {arm.name: arm.sha256 or "" for arm in arms},
+        "loaded": pairs[0].recipe.target.model_dump(mode="json", exclude={"path"}),
+        "arms": [[arm.name, arm.sha256 or ""] for arm in arms],  # their audits are kept by their places
         "settings": [pair.recipe.drafter.model_dump(mode="json") for pair in pairs],
         "lengths": [pair.recipe.eval.draft_length for pair in pairs],
         "eval": config.model_dump(mode="json", exclude={"draft_length"}),
         "audit": pairs[0].recipe.audit.model_dump(mode="json"),
         "requests": len(requests),
+        "asked": hashlib.sha256(json.dumps(first_turns(requests)).encode()).hexdigest()[:16],
         "processor": machine["processor"],
         "threads": machine["threads"],
     }

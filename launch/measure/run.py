@@ -100,9 +100,15 @@ def check_rooms(
     longest = max(len(each.ids) for each in requests)
     check_context(target, arms, config, longest, answer=("eval.max_new_tokens", config.max_new_tokens))
     if audit is not None:
-        longest = max(map(len, first_turns(requests)[: audit.prompts]))
+        longest = max(map(len, first_turns(requests)[: _audited_prompts(audit)]))
         own = config.model_copy(update={"draft_length": audit.draft_length, "sweep": []})
         check_context(target, arms, own, longest, answer=("audit.max_new_tokens", audit.max_new_tokens))
+
+
+def _audited_prompts(audit: AuditConfig) -> int:
+    """How many prompts an audit decodes at least: as many as it replays, and as its sampled tokens take."""
+    answers = -(-audit.tokens // max(audit.max_new_tokens - 1, 1))
+    return max(audit.prompts, -(-answers // audit.batch) * audit.batch)
 
 
 def arms_of(pair: Loaded) -> dict[str, Arm]:

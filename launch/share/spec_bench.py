@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -343,5 +343,5 @@ def _turns(answers: Sequence[Answered]) -> int:
 
 
 def _differing(answers: Sequence[Answered], base: Mapping[int | str, Answered]) -> int:
-    """Turns whose text is not that of plain decoding."""
-    return sum(a != b for each in answers for a, b in zip(each.texts, base[each.question].texts, strict=False))
+    """Turns whose text is not that of plain decoding; one that is not there is another text."""
+    return sum(a != b for each in answers for a, b in zip_longest(each.texts, base[each.question].texts))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from draftsmith.errors import RequestError
@@ -12,6 +14,7 @@ from draftsmith.launch.check.unread import check_read
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import LoopConfig
 from draftsmith.trainers.loop.setup import accumulation
+from draftsmith.trainers.teacher.features import StoredFeatures
 from faults import ranks, row_ranks, toy
 
 CLOSE = 1e-6
@@ -132,3 +135,14 @@ def test_an_objective_without_parts_is_refused(tmp_path: Path) -> None:
         told = ranks.error(tmp_path, rank)
         assert "loop.context_parallel is 2" in told
         assert "methods eagle, eagle3, mtp can cut them" in told
+
+
+def test_parts_of_a_row_are_stored_under_their_first_and_last_token() -> None:
+    """Halves and quarters begin alike; a whole row has its own key."""
+
+    def named(is_whole: bool, *ends: int) -> str:
+        source: Any = SimpleNamespace(part=SimpleNamespace(is_whole=is_whole))
+        return StoredFeatures._name(source, "key", slice(*ends))
+
+    assert [named(False, 0, 8), named(False, 0, 4), named(False, 4, 8)] == ["key-0-8", "key-0-4", "key-4-8"]
+    assert named(True, 0, 16) == "key"

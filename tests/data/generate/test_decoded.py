@@ -89,3 +89,48 @@ def test_answers_to_learn_draw_other_numbers_than_an_evaluation(drafter: Any, mo
     (how,) = seen
     assert how["seed"] == salted(3, 1) != 3
     assert (how["requests"], how["max_new_tokens"], how["eos_ids"], how["warper"]) == ([9, 7], 1, (5,), Warper(0.5))
+
+
+@pytest.mark.parametrize(
+    ("rates", "best"),
+    [
+        ({4: 100, 8: 105, 16: 110, 32: 115}, 8),  # 1.05 times is enough, and less is not
+        ({4: 100, 8: 104}, 4),
+        ({4: 100, 8: 200, 16: 400, 32: 800, 64: 1600}, 64),
+    ],
+)
+def test_more_rows_are_taken_where_they_gain_a_twentieth(
+    rates: dict[int, float], best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many prompts as the largest batch has; of one less nothing is timed."""
+    tried: list[int] = []
+
+    def rate(prompts: list[list[int]], _answerer: Any) -> float:
+        tried.append(len(prompts))
+        return rates[len(prompts)]
+
+    monkeypatch.setattr(decoded, "_rate", rate)
+    answerer: Any = SimpleNamespace(drafter=None)
+    assert decoded.fastest([[1]] * 64, answerer) == best
+    assert tried == [*rates][: len(tried)]
+    tried.clear()
+    assert decoded.fastest([[1]] * 63, answerer) == 8
+    assert tried == []
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(40, 8.0), (3, 8.0), (2, 0.0), (1, 0.0)])
+def test_the_first_step_of_a_trial_is_not_timed(steps: int, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes ten seconds, and each of the others half a second, for two tokens in each of two rows."""
+    now = [0.0]
+    monkeypatch.setattr(decoded.time, "perf_counter", lambda: now[0])
+    taken: list[int] = []
+
+    def decode(prompts: list[list[int]], _streams: list[int], watch: Any) -> None:
+        for step in range(1, steps + 1):
+            now[0] += 0.5 if step > 1 else 10.0
+            taken.append(step)
+            watch([[0] * (2 * step)] * len(prompts), [])
+
+    answerer: Any = SimpleNamespace(decode=decode)
+    assert decoded._rate([[1], [2]], answerer) == rate
+    assert len(taken) == min(steps, 17)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.data.generate.journal import Journal, _changes
+from draftsmith.data.generate.journal import Journal, _changes, _finished
 from draftsmith.errors import DataError, EnvironmentFailure, RequestError
 from draftsmith.storage.staging import this_host
 
@@ -104,7 +105,7 @@ def _killed(_self: object) -> None:
     [
         ({"sampling": {"temperature": 0.5, "seed": 0}}, "sampling.temperature is 0.0 there and 0.5 here"),
         ({"batch": 3}, "batch is 2 there and 3 here"),
-        ({"more": 1}, "more is None there and 1 here"),
+        ({"more": 1}, "more is empty there and 1 here"),
     ],
 )
 def test_other_settings_are_refused_by_name(tmp_path: Path, change: dict[str, Any], field: str) -> None:
@@ -213,3 +214,14 @@ def test_of_many_changes_the_others_are_counted() -> None:
     said = _changes(before, now)
     assert said.count(" was ") == 4
     assert said.endswith("and 2 more")
+
+
+def test_what_a_drafter_did_is_a_share_of_calls_and_of_tested_drafts() -> None:
+    counts = Counter(steps=4, emitted=10, tested=12, accepted=6, answered=3, turns=5, tokens=11, cut=1)
+    drafted = {"tau": 2.5, "alpha": 0.5, "steps": 4, "verdict": "not audited"}
+    made = _finished(counts, Counter(server=2, answer=1))
+    assert made["acceptance"] == drafted
+    assert made["rows"] == {"answered": 3, "rejected": 3, "rejected_by_kind": {"answer": 1, "server": 2}}
+    assert made["answers"] == {"turns": 5, "tokens": 11, "cut": 1, "retokenised": 0}
+    assert _finished(Counter(steps=4, emitted=4), Counter())["acceptance"]["alpha"] is None
+    assert _finished(Counter(tokens=4), Counter())["acceptance"] is None

@@ -187,6 +187,9 @@ def test_retry_after() -> None:
     assert _retry_after("soon") is None
     assert _retry_after("3") == 3
     assert _retry_after("-3") == 0
+    assert _retry_after("599") == 599
+    assert [_retry_after(each) for each in ("601", "86400", "inf")] == [600, 600, 600]
+    assert _retry_after("nan") is None
     assert 50 < (_retry_after(formatdate(time.time() + 100, usegmt=True)) or 0) <= 100
     assert _retry_after(formatdate(time.time() - 100, usegmt=True)) == 0
 

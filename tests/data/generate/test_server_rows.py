@@ -105,6 +105,16 @@ def test_a_server_that_refuses_every_row(serve: Any, tokenizer: Any, tmp_path: P
     assert manifest["rows"] == {"answered": count, "rejected": 0, "rejected_by_kind": {}}
 
 
+@pytest.mark.parametrize(("side_by_side", "refused"), [(3, 8), (4, 8), (5, 10)])
+def test_a_server_is_doubted_where_each_place_was_refused_twice(
+    side_by_side: int, refused: int, serve: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """And not before the eighth row."""
+    broken = serve(in_turn(status(500, "no luck")))
+    with pytest.raises(EnvironmentFailure, match=rf"refused {refused} row\(s\) one after the other"):
+        run(broken, tokenizer, tmp_path, chats(12), retries=0, concurrency=side_by_side)
+
+
 def test_it_goes_on_where_the_server_went_away(serve: Any, tokenizer: Any, tmp_path: Path) -> None:
     """What is done is not asked for again, and the file is that of a run without a stop."""
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from draftsmith.data.rows import readers
 from draftsmith.data.rows.raw import Extent, RawRow, Rejected
 from draftsmith.data.rows.readers import read_file
 from draftsmith.data.rows.sources import FileSource
@@ -201,3 +202,21 @@ def test_files_whose_reading_has_changed_are_others(suffix: str, tmp_path: Path)
         first_release.update(len(part).to_bytes(8, "big") + part)
     same = FileSource("rows", (path,), 100).identity() == first_release.hexdigest()
     assert same == suffix.startswith(".json")
+
+
+@pytest.mark.parametrize("behind", ["", "\n", f"\n{GOOD}\n"])
+@pytest.mark.parametrize(("length", "said"), [(1_000_000, None), (1_000_001, "1.0"), (2_649_000, "2.6")])
+def test_a_line_that_is_too_long_is_told_with_its_length(
+    length: int, said: str | None, behind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line end does not count, and the next line is read."""
+    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1_000_000)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"text": "{"a" * (length - 12)}"}}' + behind)
+    first, *others = read_file(path, block=200)
+    if said is None:
+        assert isinstance(first, RawRow)
+    else:
+        assert isinstance(first, Rejected)
+        assert first.reason == f"a line of {said} MB; the limit is 1.0 MB"
+    assert [each.line for each in others] == ([2] if GOOD in behind else [])

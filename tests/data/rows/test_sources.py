@@ -148,6 +148,9 @@ def test_equal_rows_do_not_hold_out_nearly_everything() -> None:
         held_out([5] * 24_414 + [2**63], 0.03)
     assert held_out([2**63] * 24_414 + [5], 0.03).sum() == 1
     assert held_out([1, 2, 2**63], 0.4).sum() == 2
+    with pytest.raises(DataError, match="4 of 5 rows would be held out, because 3 of them have the same"):
+        held_out([5, 5, 5, 6, 2**63], 0.03)
+    assert held_out([5, 5, 6, 2**63], 0.03).sum() == 3, "half of the rows are not most of them"
 
 
 def test_a_long_source_says_how_far_it_is(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.published.forms import published
-from draftsmith.drafters.published.readings import Reading, _of_states, readings_of
+from draftsmith.drafters.published.readings import Reading, _of_flags, _of_states, readings_of
 from draftsmith.drafters.published.sizes import resolved
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
@@ -55,6 +55,23 @@ def test_readings_of_each_form(deep: Backbone, tmp_path: Path) -> None:
         with torch.device("meta"):
             built = [type(net).from_settings(settings_of(net.config) | each.changes) for each in others]
         assert all(each.config != net.config for each in built), form
+
+
+@pytest.mark.parametrize(
+    ("settings", "other"),
+    [
+        ({"feature_norms": True}, False),
+        ({"feature_norms": False}, True),
+        ({"feature_norms": True, "output_norm": False}, True),
+        ({"feature_norms": False, "output_norm": True}, False),
+    ],
+)
+def test_what_is_fed_back_has_a_norm_where_features_have(settings: dict[str, bool], other: bool) -> None:
+    """The other reading of each flag is the opposite of how it is read here."""
+    form = SimpleNamespace(flags={"output_norm": "why", "norm_before_fc": "why"}, before_norm=False)
+    found: Any = SimpleNamespace(form=form)
+    changes = [{"output_norm": other}, {"norm_before_fc": True}]
+    assert [each.changes for each in _of_flags(found, settings)] == changes
 
 
 def test_what_is_compared_is_the_accepted_drafts_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

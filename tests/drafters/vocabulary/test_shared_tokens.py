@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair, _whole_characters, byte_level
+from draftsmith.drafters.history import History
+from draftsmith.drafters.vocabulary.across import _kind
+from draftsmith.drafters.vocabulary.foreign_draft import IntersectionDraft, RetokenisedDraft
+from draftsmith.drafters.vocabulary.shared_tokens import (
+    Vocabulary,
+    VocabularyPair,
+    _readable,
+    _whole_characters,
+    byte_level,
+)
+from draftsmith.drafters.vocabulary.translated_rows import TranslatedRows
 from draftsmith.errors import RequestError
 from helpers.models.sentence_piece_tokenizer import sentence_piece
 from hypothesis import given, settings
@@ -200,3 +213,44 @@ def test_the_beginning_of_a_character_at_the_end_is_cut_off(letter: str) -> None
 @pytest.mark.parametrize("data", [b"", b"a\x80", b"\xff", b"\xe6\x9d" + b"a"])
 def test_what_is_no_text_stays_as_it_is(data: bytes) -> None:
     assert _whole_characters(data) == data
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "share", "kind"),
+    [
+        ([b"a", b"b", b"c", None], [b"a", b"b", b"d", b"e", b"f"], 2 / 3, IntersectionDraft),
+        ([b"a", b"x"], [b"a", b"b", b"c"], 1 / 2, IntersectionDraft),
+        ([b"a", b"x", b"y", b"z", b"b"], [b"a", b"b"], 2 / 5, RetokenisedDraft),
+        ([None], [b"a"], 0.0, RetokenisedDraft),
+    ],
+)
+def test_the_share_is_of_the_draft_s_ordinary_tokens(
+    draft: list[bytes | None], target: list[bytes | None], share: float, kind: type
+) -> None:
+    """With half of them, `auto` drafts those alone."""
+    pair = VocabularyPair(Vocabulary(draft), Vocabulary(target))
+    assert pair.share == pytest.approx(share)
+    assert _kind("auto", pair) is kind
+
+
+def test_the_tail_of_a_row_is_its_last_tokens_or_all_of_them() -> None:
+    nothing: Any = None
+    texts, rows = [list(range(count)) for count in (2, 11, 12, 13, 20, 30)], TranslatedRows(nothing, nothing)
+    rows._history, rows._seen = History([text[:-1] for text in texts], 4, "cpu"), [len(text) for text in texts]
+    rows._history.write_last(torch.tensor([text[-1] for text in texts]))
+    assert rows.tail(12) == [tuple(text[-12:]) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("tail", "data", "text"),
+    [
+        (b"ab", b"c", b"abc"),
+        (b"\xa4b", b"c", b"bc"),  # the end of a character that began before
+        (b"a\xff", b"c", b"c"),  # nothing of it can be read
+        (b"\xe6\x9d", b"\xb1", b"\xe6\x9d\xb1"),
+        (b"a", b"\xffc", None),
+        (b"", b"c", b"c"),
+    ],
+)
+def test_what_is_read_before_a_draft_is_the_text_at_its_end(tail: bytes, data: bytes, text: bytes | None) -> None:
+    assert _readable(tail, data) == text

@@ -20,12 +20,15 @@ from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure import requests
 from draftsmith.eval.measure.arms import Arm
+from draftsmith.eval.measure.by_set import fields_by_set
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.metrics import mean_of_ratios, ratio
 from draftsmith.eval.measure.requests import Request, batches, first_turns, in_turn, make_requests
+from draftsmith.eval.measure.rounds import AllRounds
 from draftsmith.eval.report.report import write_report
 from draftsmith.eval.report.results import read_results, schema
 from draftsmith.eval.report.tables import MEAN, sets_table
+from helpers.runs.planned_runs import counts_of
 from rich.console import Console
 
 CONFIG = EvalConfig(max_new_tokens=12, sweep=[], repeats=1, batch=2, limit=None, temperatures=[1.0])
@@ -97,6 +100,21 @@ def test_the_interval_of_the_mean() -> None:
     assert lonely.value == pytest.approx((sets[0][0].mean() + 2) / 2)
     assert lonely.to_list()[1:] == [None, None]
     assert mean_of_ratios([sets[0], (np.zeros(3), np.zeros(3))]).to_list() == [None, None, None]
+
+
+def test_one_set_that_loops_makes_the_mean_doubtful() -> None:
+    """Its tau is part of it; alpha is of what was accepted, not of what the distributions promised."""
+
+    def run(*texts: list[int]) -> AllRounds:
+        counts = [replace(counts_of(4, [2, 1]), alpha_hat_D=np.array([3.0, 3.0])) for _ in range(2)]
+        return AllRounds(counts=counts, baseline_texts=list(texts))
+
+    loops, plain = run([7] * 40), run(list(range(40)))
+    for runs, flagged in (((plain, plain), False), ((loops, plain), True), ((plain, loops), True)):
+        made = fields_by_set({name: ("file", 2, each) for name, each in zip("ab", runs, strict=True)}, 0, "lossless")
+        assert made["over_sets"]["flagged"] is flagged
+        assert made["over_sets"]["tau"][0] == 7 / 4
+        assert made["over_sets"]["alpha"][0] == 3 / 6
 
 
 def test_batches_end_with_their_set() -> None:

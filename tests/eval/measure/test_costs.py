@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -260,3 +261,31 @@ def test_bytes_of_a_model_are_those_of_its_products(target: Backbone) -> None:
     loose = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 3, bias=False).half())
     assert bytes_of(loose) == 3 * 8 * 2
     assert speed.bytes_of(loose[1]) == 48
+
+
+def test_what_is_timed_and_read_is_of_the_largest_method(target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two methods the second drafts more nodes, and is the one that has weights of its own."""
+    seen = Measured(monkeypatch, by_hand())
+    drafter = make_drafter(target, draft_length=6)
+    arms = [Arm("copies", PromptLookup(draft_length=2)), Arm("drafts", drafter)]
+    config = EvalConfig(max_new_tokens=20, temperatures=[0.0], draft_length=6)
+    results = evaluating.evaluate(target, arms, REQUESTS, config)
+    assert seen.asked[0]["sizes"] == [1, 2, 4, 6], "those below its 7 nodes, and these"
+    assert results["draft"]["bytes"] == bytes_of(drafter.module) > 0
+
+
+def test_a_sample_shows_what_stands_in_front_of_the_answer() -> None:
+    """The last 400 characters of the prompt, of the first three requests."""
+
+    class Tokenizer:
+        def decode(self, ids: list[int]) -> str:
+            return "".join(chr(each) for each in ids)
+
+    target: Any = SimpleNamespace(tokenizer=Tokenizer())
+    requests = [Request(Prompt(str(n), "all", (), chat=False), [97] * 10 + [98] * 400, n) for n in range(4)]
+    written = SimpleNamespace(tokens=[[120, 121]] * 4, origin=[["prefill", "draft"]] * 4)
+    run: Any = SimpleNamespace(generations=[written])
+    shown = evaluating._sample(target, requests, run)
+    assert [each["id"] for each in shown] == ["0", "1", "2"]
+    assert shown[0]["prompt"] == "b" * 400
+    assert shown[0]["tokens"] == [["x", "prefill"], ["y", "draft"]]

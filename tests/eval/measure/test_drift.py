@@ -18,6 +18,7 @@ from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.identity import mark_tuned, shown_name
+from draftsmith.eval.measure import drift as module
 from draftsmith.eval.measure.drift import Drift, measure_drift
 from draftsmith.eval.measure.metrics import Interval
 from draftsmith.eval.report.report import write_report
@@ -202,3 +203,15 @@ def test_a_frozen_target_is_not_said_to_be_tuned(measured, run_folder: Path) -> 
     shown = Console(file=io.StringIO(), width=80)
     show(measured[0], shown)
     assert "drift" not in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("depth", "states"), [(30, (2, 15, 27)), (8, (2, 4, 5)), (4, (1, 2)), (3, (0, 1, 2)), (1, (0,))]
+)
+def test_an_early_a_middle_and_a_late_state_are_looked_at(
+    original: Backbone, depth: int, states: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that drafters read by default: 2, half of the layers, all but 3; each once, and the last one behind."""
+    monkeypatch.setattr(module, "layer_count", lambda _model: depth)
+    monkeypatch.setattr(module, "layers_of", lambda *_: ())
+    assert module._read_numbers(original) == (*states, module.LAST)

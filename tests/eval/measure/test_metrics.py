@@ -12,7 +12,7 @@ from draftsmith.decoding.engine import generate
 from draftsmith.decoding.rules.acceptance import Outcome
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.steps import StepLog
-from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, degeneracy, ratio, tau_gain
+from draftsmith.eval.measure.metrics import Counts, Degeneracy, acceptance, counts_of, degeneracy, ratio, tau_gain
 
 
 def counts(steps: int, emitted: int, tested: list[int], passed: list[int]) -> Counts:
@@ -222,3 +222,11 @@ def test_a_character_in_several_tokens_is_shown_once() -> None:
     assert len(pieces) == len(ids)
     assert "\U0001f40d" in pieces
     assert _or_null(float("nan")) is None
+
+
+@pytest.mark.parametrize(
+    ("distinct", "loops", "flagged"),
+    [(0.25, 0.0, False), (0.249, 0.0, True), (1.0, 0.5, False), (1.0, 0.501, True), (0.25, 0.5, False)],
+)
+def test_text_at_a_limit_is_not_flagged(distinct: float, loops: float, flagged: bool) -> None:
+    assert Degeneracy(distinct, loops).flagged is flagged

@@ -10,8 +10,9 @@ from conftest import make_drafter
 from draftsmith.data.prompts import Prompt
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.eval.config import EvalConfig
+from draftsmith.eval.measure import second
 from draftsmith.eval.measure.arms import Arm
-from draftsmith.eval.measure.metrics import acceptance, ratio
+from draftsmith.eval.measure.metrics import Counts, acceptance, ratio
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.rounds import decode
 from draftsmith.eval.measure.second import difference, second_rows
@@ -91,3 +92,17 @@ def test_sets_of_one_kind_differ_as_rarely_as_is_said() -> None:
 )
 def test_the_ends_of_a_difference_by_hand(one: list[float], other: list[float], expected: list[float]) -> None:
     assert difference(one, other, rows=1) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_intervals_of_a_table_hold_for_all_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two methods at two temperatures are four rows, whichever of them is read."""
+    none_D = np.zeros(1)
+    counts = [Counts(2, emitted, 0, none_D, none_D, none_D) for emitted in (4, 5, 6)]
+    monkeypatch.setattr(second, "_decoded", lambda *_: counts)
+    arms: Any = [Arm("a", Any), Arm("b", Any)]  # type: ignore[arg-type]
+    first = [{"method": name, "temperature": t, "tau": [2.0, 1.8, 2.2]} for name in "ab" for t in (0.0, 1.0)]
+    made = second_rows(Any, arms, [], CONFIG, first)  # type: ignore[arg-type]
+    assert [(row["method"], row["temperature"]) for row in made] == [("a", 0.0), ("b", 0.0), ("a", 1.0), ("b", 1.0)]
+    for row in made:
+        assert row["tau"][0] == 2.5
+        assert row["difference"] == difference(row["tau"], [2.0, 1.8, 2.2], rows=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from draftsmith.eval.report.report import fastest, opening
+from draftsmith.eval.report.report import _fence, fastest, opening
 
 TIMED = {"method": "draft model", "audited": "draft model", "verdict": "lossless", "tau": [2.0, 1.9, 2.1]}
 
@@ -41,6 +41,7 @@ def test_what_was_not_timed_says_so() -> None:
     ("speeds", "expected"),
     [
         ([1.1, 1.3, 0.9], "fastest with 2 (1.30 [1.20, 1.40] times), pays up to 2, and no longer at 4 (lossless)."),
+        ([1.3, 0.9, 0.8], "fastest with 1 (1.30 [1.20, 1.40] times), pays up to 1, and no longer at 2 (lossless)."),
         ([1.1, 1.3, 1.2], "fastest with 2 (1.30 [1.20, 1.40] times), still pays at 4, the longest tried (lossless)."),
         ([0.9, 0.8, 0.7], "is slower than plain decoding with every draft length tried, 1, 2, 4 (lossless)."),
     ],
@@ -53,3 +54,11 @@ def test_where_it_stops_paying(speeds: list[float], expected: str) -> None:
 def test_the_figures_are_the_fastest_rows() -> None:
     rows = [row(0.8), row(1.5, method="EAGLE-1"), row(1.0, speedup=[None, None, None])]
     assert fastest(rows)["method"] == "EAGLE-1"
+
+
+@pytest.mark.parametrize(("prompt", "longest"), [("none", 3), ("a ``b``", 3), ("a ```b```", 4), ("`````", 6)])
+def test_no_text_closes_the_fence_that_it_stands_in(prompt: str, longest: int) -> None:
+    """Runs of the prompt and of the answer's pieces, where several make up one."""
+    assert _fence([{"prompt": prompt, "tokens": [["x", "draft"]]}]) == "`" * longest
+    pieces = [[each, "draft"] for each in prompt]
+    assert _fence([{"prompt": "", "tokens": []}, {"prompt": "x", "tokens": pieces}]) == "`" * longest

@@ -173,3 +173,25 @@ def test_a_trial_is_as_long_as_its_quickest_pass(monkeypatch: pytest.MonkeyPatch
     recipe = load_recipe("medusa-tiny", []).recipe
     config: Any = Models(recipe).target().config
     assert module._trial(config, 1, 4, "fp32", torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "distinct", "every", "asked"),
+    [
+        (5, 9, 5 + 3, 100, 8 + 3),
+        (8, 3, 8 + 3, 1, 8 + 2 * 3),
+        (20, 2, 8 + 2, 2, 8 + 2),
+    ],  # two steps ask for four rows each, and three are held out
+)
+def test_rows_that_nothing_asks_for_are_not_computed(
+    train: int, validation: int, distinct: int, every: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"loop.steps": "2", "loop.batch_rows": "4", "loop.micro_rows": "2", "loop.validate_rows": "3"}
+    values["loop.validate_every"] = str(every)
+    recipe = load_recipe("eagle-tiny", list(values.items())).recipe
+    rows = SimpleNamespace(train=range(train), validation=range(validation))
+    monkeypatch.setattr("draftsmith.data.rows.prepare.prepare", lambda *_, **__: rows)
+    models: Any = SimpleNamespace(described=False, tokenizer=lambda: None)
+    plan = module._Plan.of(recipe, models, 100)
+    assert (plan.distinct, plan.asked, plan.kept) == (distinct, asked, distinct)
+    assert plan.bytes == distinct * 100 * recipe.row_tokens

@@ -50,6 +50,22 @@ def numbers_of(*values: dict[str, str]) -> tuple[Any, Any]:
     return recipe, Models(recipe).target()
 
 
+@pytest.mark.parametrize(
+    ("given", "sharding", "said"),
+    [
+        ({"processes": "1"}, "none", "1 device, 40 GB"),  # which has nothing to spread
+        ({"processes": "1", "sharding": "zero2"}, "zero2", "1 device, 40 GB"),
+        ({"processes": "1", "sharding": "zero3"}, "zero3", "1 device, 40 GB"),
+        ({"processes": "2"}, "zero2", "2 devices, 40 GB each"),
+        ({"processes": "2", "sharding": "none"}, "none", "2 devices, 40 GB each"),
+    ],
+)
+def test_how_described_devices_share_what_is_trained(given: dict[str, str], sharding: str, said: str) -> None:
+    values = [("machine.device_gb", "40"), *((f"machine.{name}", value) for name, value in given.items())]
+    devices = devices_of(load_recipe("medusa-tiny", values).recipe)
+    assert (devices.sharding, devices.described, str(devices)) == (sharding, True, said)
+
+
 def test_a_70b_target_is_answered_with_what_fits(tmp_path: Path) -> None:
     """Embedding and projection whole, an eighth of the layers, two layers gathered; or all layers in an engine."""
     message = refused(tmp_path / "out", DENSE)

@@ -14,10 +14,12 @@ from draftsmith.data.prompt_rows import Prompt
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.eval.audit import audit as auditing
 from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.report.results import read_results
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure import compare
 from draftsmith.launch.measure.compare import _identity, _part, seen_in
+from draftsmith.trainers.config import TargetConfig
 from helpers.models.shallow_target import SHALLOW
 from helpers.runs.heads_run import write_heads_run
 from rich.console import Console
@@ -158,16 +160,25 @@ def test_other_settings_are_another_comparison(
     assert "name another --out" in capfd.readouterr().err
 
 
-def recipe(length: int, tokens: int = 500, name: str = "medusa") -> SimpleNamespace:
+def recipe(length: int, tokens: int = 500, name: str = "medusa", **target: Any) -> SimpleNamespace:
     drafter = SimpleNamespace(model_dump=lambda mode: {"name": name, "mode": mode})
-    return SimpleNamespace(drafter=drafter, eval=EvalConfig(draft_length=length), audit=AuditConfig(tokens=tokens))
+    return SimpleNamespace(
+        drafter=drafter,
+        eval=EvalConfig(draft_length=length),
+        audit=AuditConfig(tokens=tokens),
+        target=TargetConfig(**target),
+    )
+
+
+def asked(*texts: list[int]) -> list[Request]:
+    return [Request(Prompt(str(at), "all", ("",), chat=False), ids, at) for at, ids in enumerate(texts)]
 
 
 SETTING: dict[str, Any] = {
     "recipes": [recipe(4), recipe(6)],
     "arms": {"medusa of a": "12", "medusa of b": "34"},
     "config": EvalConfig(),
-    "requests": 2,
+    "requests": asked([1], [2, 3]),
     "target": "this",
     "machine": {"processor": "this", "threads": 2},
 }
@@ -184,7 +195,11 @@ SETTING: dict[str, Any] = {
         {"arms": {"medusa of a": "12", "hydra of b": "34"}},
         {"config": EvalConfig(temperatures=[0.5])},
         {"config": EvalConfig(seed=3)},
-        {"requests": 3},
+        {"arms": {"medusa of b": "34", "medusa of a": "12"}},  # verdicts are kept by their places
+        {"recipes": [recipe(4, dtype="bf16"), recipe(6, dtype="bf16")]},
+        {"recipes": [recipe(4, quantization="int8"), recipe(6, quantization="int8")]},
+        {"requests": asked([1], [2, 3], [4])},
+        {"requests": asked([1], [2, 4])},
         {"target": "other"},
         {"machine": {"processor": "that", "threads": 2}},
         {"machine": {"processor": "this", "threads": 3}},
@@ -198,10 +213,10 @@ def test_what_a_comparison_hangs_on(change: dict[str, Any], monkeypatch: pytest.
         monkeypatch.setattr(compare, "environment", lambda: what["machine"])
         arms: Any = [SimpleNamespace(name=name, sha256=sha256) for name, sha256 in what["arms"].items()]
         pairs: Any = [SimpleNamespace(recipe=each) for each in what["recipes"]]
-        requests: Any = [None] * what["requests"]
-        return _identity(arms, pairs, what["target"], what["config"], requests)
+        return _identity(arms, pairs, what["target"], what["config"], what["requests"])
 
     unused = {"machine": SETTING["machine"] | {"cores": 1}, "config": EvalConfig(draft_length=9)}
+    unused |= {"recipes": [recipe(4, path="elsewhere"), recipe(6)]}
     assert identity(SETTING | unused) == identity(SETTING)
     assert identity(SETTING | change) != identity(SETTING)
 

@@ -11,7 +11,7 @@ from draftsmith.data.generate.server_request import ServerRequest
 from draftsmith.errors import DraftsmithError, EnvironmentFailure
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.server.measure import Load
-from draftsmith.launch.check.server import NamedServer
+from draftsmith.launch.check.server import NamedServer, check_server
 from draftsmith.launch.measure import server as serving
 from draftsmith.launch.requests import AuditRequest, EvalRequest
 
@@ -148,3 +148,21 @@ def test_an_audit_asks_for_its_own_lengths_and_seed(tmp_path: Path, monkeypatch:
     console: Any = SimpleNamespace(print=lambda *_, **__: None)
     serving._audit(named(), EvalConfig(), tmp_path, console)
     assert [(each.max_new_tokens, each.seed, each.url) for each in asked] == [(55, 9, "http://own")]
+
+
+@pytest.mark.parametrize(
+    ("request_of", "numbers"),
+    [
+        (lambda own: EvalRequest(**own), (77, 3, 1)),
+        (lambda own: EvalRequest(**own, concurrency=(4, 2)), (77, 3, 4)),
+        (lambda own: EvalRequest(**own, rate=(0.5,), concurrency=(4,)), (77, 3, 256)),
+        (lambda own: EvalRequest(**own, rate=(0.5,), concurrency=(300,)), (77, 3, 300)),
+        (lambda own: AuditRequest(**own, target="tiny"), (55, 9, 8)),
+    ],
+)
+def test_what_is_asked_of_a_server_is_its_own_command_s(request_of: Any, numbers: tuple[int, int, int]) -> None:
+    """Length, seed, and most requests at a time, of a measurement and of an audit."""
+    values = {"eval.max_new_tokens": "77", "eval.seed": "3", "audit.max_new_tokens": "55", "audit.seed": "9"}
+    found = check_server(request_of({"server": "http://own", "model": "small"}), [*values.items()])
+    assert found is not None
+    assert (found.server.max_new_tokens, found.server.seed, found.server.concurrency) == numbers

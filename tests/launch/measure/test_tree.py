@@ -19,8 +19,10 @@ from draftsmith.drafters.identity import TargetIdentity
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.tree_file import read_tree, write_tree
 from draftsmith.errors import RequestError
+from draftsmith.launch.check.early import check_tree
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.launch.requests import TreeRequest
 from draftsmith.trainers.teacher.frozen import saver
 from helpers.runs.small_flags import AUDIT
 
@@ -173,3 +175,9 @@ def test_a_chain_by_name(family: str, length: int, expected: int, runs: Path) ->
     config = DrafterConfig(tree="chain", **({"eagle": EagleOptions(tree="static")} if family == "eagle" else {}))
     drafter = load_drafter(runs / family / "drafter", load_target("tiny"), draft_length=length, config=config)
     assert (drafter.nodes, drafter.draft_length) == (expected + 1, expected)
+
+
+@pytest.mark.parametrize(("depth", "said"), [(0, "expected 1 or more"), (1_001, "at most 1,000"), (1_000, "no run")])
+def test_a_tree_is_a_thousand_deep_at_most(depth: int, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=said):
+        check_tree(TreeRequest(tmp_path, depth=depth), [])

@@ -158,6 +158,13 @@ def test_a_damaged_checkpoint_does_not_push_out_those_written_after_it(tmp_path:
         assert checkpoint.newest(tmp_path) == tmp_path / f"step-{step:08d}"
 
 
+def test_the_one_just_written_counts_among_those_that_are_kept(tmp_path: Path) -> None:
+    for step in (8, 9, 10):
+        checkpoint.write(tmp_path, checkpoint.name_of(step), filler("some weights"))
+    checkpoint.delete_older(tmp_path, keep=2, than=checkpoint.name_of(10))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000009", "step-00000010"]
+
+
 def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path) -> None:
     for step in (1, 2):
         checkpoint.write(tmp_path, f"step-{step:08d}", filler("some weights"))

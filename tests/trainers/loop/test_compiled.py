@@ -343,6 +343,15 @@ def test_what_would_be_compiled_anew_at_each_batch(method: str, values: dict[str
     METHODS[method].code().check_recipe(Recipe(method=method, **values))
 
 
+def test_graphs_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    made = Compiled("eager")
+    for more in ({}, {"loss": 2}, {}, {"layer": 1}, {}):
+        made.graphs.update(more)
+        made.tell()
+    assert caplog.messages == ["compiled 2 graphs so far: loss 2", "compiled 3 graphs so far: layer 1, loss 2"]
+
+
 def test_deepspeed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the launch, and by `check` for a machine that is described with it."""
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")

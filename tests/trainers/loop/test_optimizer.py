@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.trainers.config import OptimizerConfig
 from draftsmith.trainers.loop import optimizer
-from draftsmith.trainers.loop.optimizer import MuonByFlag, MuonInFp32, build, rate
+from draftsmith.trainers.loop.optimizer import MuonByFlag, MuonInFp32, build, group_rate, rate
 from torch import nn
 
 STEPS = 104  # 4 of warm-up and 100
@@ -37,6 +37,14 @@ def test_without_warm_up_the_first_step_has_the_peak() -> None:
 def test_the_share_of_the_decay_is_the_recipes() -> None:
     config = OptimizerConfig(lr=1.0, warmup_steps=0, schedule="wsd", decay_share=0.5, final_share=0.0)
     assert [rate(step, 100, config) for step in (0, 50, 75, 100)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
+
+
+def test_a_late_group_warms_up_from_its_own_first_step() -> None:
+    """Four steps of warm-up: the first has a quarter of half of the rate, and the one in front of it none."""
+    config = OptimizerConfig(lr=1.0, warmup_steps=4)
+    late = {"first_step": 10, "factor": 0.5}
+    assert [group_rate(late, step, 2.0, config) for step in (9, 10, 11, 13, 14)] == [0.0, 0.25, 0.5, 1.0, 1.0]
+    assert group_rate(late | {"first_step": 0}, 0, 2.0, config) == 1.0  # `rate` has warmed it up already
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

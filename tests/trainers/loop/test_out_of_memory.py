@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.errors import EnvironmentFailure
 from draftsmith.trainers.loop import state
+from draftsmith.trainers.loop import step as stepping
 from draftsmith.trainers.loop.loop import Loop
 from draftsmith.trainers.loop.step import cut
 from draftsmith.trainers.teacher.features import CachedFeatures
@@ -165,3 +167,16 @@ def test_a_save_is_tried_once_more(times: int, control: Path, tmp_path: Path, mo
     assert toy.state_files(tmp_path) == toy.state_files(control)
     assert not [*(tmp_path / "checkpoints").glob(".staging*")]
     tally("out of memory", tried=1)
+
+
+def test_micro_batches_are_halved_to_the_larger_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seven rows four are tried, then two, then one; behind one there is nothing."""
+    monkeypatch.setattr(stepping, "free_memory", lambda: None)
+    made: Any = object.__new__(stepping.Steps)
+    made.optimizers, made.feed, made.micro_rows = [], SimpleNamespace(forget=lambda: None), 7
+    made.seed = lambda _step: None
+    seen = []
+    for _ in range(3):
+        made.start_again(3)
+        seen.append(made.micro_rows)
+    assert seen == [4, 2, 1]

@@ -105,6 +105,29 @@ def test_of_three_processes_buckets_stay_as_they_are(monkeypatch: pytest.MonkeyP
     assert ddp.to_kwargs() == {"find_unused_parameters": True}
 
 
+@pytest.mark.parametrize(
+    ("still", "reason", "said"),
+    [
+        ([1], "Timed out", r"process 1 of 3 \(counted from 0\) does not answer"),
+        ([0, 2], "closed", r"process 0, 2 of 3 \(counted from 0\) does not answer"),
+        ([], "Timed out", "waited 20 seconds for another one, which is alive and busy"),
+        ([0, 1, 2], "a timeout", "waited 20 seconds for another one, which is alive and busy"),
+        ([], "closed", None),
+        ([0, 1, 2], "closed", None),
+    ],
+)
+def test_a_process_is_named_where_others_count_up(
+    still: list[int], reason: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all do, none is silent; where none does, the folder or this machine is at fault."""
+    monkeypatch.setattr(interruptions, "silent", lambda *_: still)
+    if said is None:
+        interruptions._explain(RuntimeError(reason), Path(), 3, 20)
+        return
+    with pytest.raises(EnvironmentFailure, match=said):
+        interruptions._explain(RuntimeError(reason), Path(), 3, 20)
+
+
 def test_numbers_of_the_host_are_added_up_on_the_hosts(tmp_path: Path) -> None:
     """Where processes are joined by their devices, hosts have a group of their own; made once, and none where they are."""
     bound = timedelta(seconds=7)

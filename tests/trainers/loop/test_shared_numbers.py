@@ -236,6 +236,14 @@ def test_the_time_left_is_reckoned_from_this_start(monkeypatch: pytest.MonkeyPat
     screen.close()
 
 
+def test_a_line_has_four_digits_and_whole_numbers_from_a_thousand_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    screen = Screen(100, first=0, active=True)
+    screen.report(5, {"loss": 1.23456, "rows": 999.96, "tokens_per_second": 12345.6})
+    screen.close()
+    assert caplog.messages[0].startswith("step=5/100 loss=1.235 rows=1000 tokens_per_second=12346 eta=")
+
+
 def test_a_record_goes_on_behind_the_step_that_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first = Record(path, after=0, active=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from draftsmith.decoding.on_host import on_host
 from draftsmith.errors import TrainingFailed
 from draftsmith.trainers.loop import optimizer, step
 from draftsmith.trainers.loop.optimizer import LeftOut, MuonByFlag, Unread, leaves_out_by_itself
+from draftsmith.trainers.loop.state import Average
 from draftsmith.trainers.method_config import RolloutsConfig
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.student import compared
@@ -194,3 +196,38 @@ def test_what_takes_no_flag_and_a_cpu_are_read_at_once() -> None:
     assert not leaves_out_by_itself([plain], cuda)
     assert leaves_out_by_itself([fused, muon], cuda)
     assert not leaves_out_by_itself([fused, torchs], cuda)
+
+
+@pytest.mark.parametrize(("taken", "weight"), [(None, 5.0), (True, 5.0), (False, 4.0)])
+def test_an_average_moves_by_a_quarter_where_the_step_was_taken(taken: bool | None, weight: float) -> None:
+    module = torch.nn.Linear(1, 1, bias=False)
+    module.weight.data.fill_(4.0)
+    average = Average(module, 0.75)
+    module.weight.data.fill_(8.0)
+    average.update(module, None if taken is None else torch.tensor(taken))
+    assert average.tensors["weight"].item() == weight
+
+
+def steps_of(max_bad_steps: int) -> step.Steps:
+    made = object.__new__(step.Steps)
+    loop: Any = SimpleNamespace(max_bad_steps=max_bad_steps)
+    made.loop, made.skipped, made.bad_steps, made.unread = loop, 0, 0, Unread()
+    return made
+
+
+def test_as_many_bad_steps_in_a_row_as_are_allowed_end_nothing() -> None:
+    """Two: read at once, and by the flags of a report, where a row goes on over it."""
+    read, unread = steps_of(2), steps_of(2)
+    for number, finite in enumerate((False, False, True, False, False)):
+        read.count(number, finite=finite)
+        assert unread.unread is not None
+        unread.unread.note(torch.tensor(finite))
+        if number in (0, 3):
+            unread.settle(number)
+    unread.settle(4)
+    assert (read.skipped, read.bad_steps) == (unread.skipped, unread.bad_steps) == (4, 2)
+    with pytest.raises(TrainingFailed, match=r"step 5: 3 non-finite steps in a row \(limit .* = 2\)"):
+        read.count(5, finite=False)
+    unread.unread.note(torch.tensor(False))
+    with pytest.raises(TrainingFailed, match=r"up to step 5: 3 non-finite steps in a row \(limit .* = 2\)"):
+        unread.settle(5)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY
+from draftsmith.data.rows.packed import Document, pack
 from draftsmith.decoding.backbone.layers import config_with_layers, with_layers
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
@@ -275,6 +276,31 @@ def test_other_families_are_refused_by_name() -> None:
         pruned_config(ModelConfig(start_from="target"), model.config, type(model).__name__)
     with pytest.raises(RequestError, match="class Gemma2ForCausalLM"):
         with_layers(model, [0])
+
+
+def test_another_seed_measures_on_other_rows_and_searches_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty rows of one token each, three of which are measured on; what was found is kept with what it is of."""
+    documents = [Document(np.full(8, n, np.int32), np.ones(8, np.bool_)) for n in range(40)]
+    rows, model, searches = pack(documents, 8, pad=0, fingerprint="rows"), make_model(), [0]
+
+    def chosen(seed: int) -> list[int]:
+        parts = pruning._batches(rows, 3, seed=seed, micro_rows=2, target=model)
+        assert [len(part["input_ids"]) for part in parts] == [2, 1]
+        return torch.cat([part["input_ids"][:, 0] for part in parts]).tolist()
+
+    def search(*_: Any) -> tuple[list[int], list[Any]]:
+        searches[0] += 1
+        return [0, 3], []
+
+    assert chosen(0) == chosen(0) != chosen(1)
+    monkeypatch.setattr(pruning, "search_layers", search)
+    own = {"out": tmp_path, "micro_rows": 2, "chunk": 16}
+    for seed, count, layers, made in ((0, 3, 2, 1), (0, 3, 2, 1), (1, 3, 2, 2), (1, 2, 2, 3), (1, 2, 2, 3)):
+        config = ModelConfig(start_from="target", layers=layers, prune_rows=count)
+        pruning.prune(config, model, rows, seed=seed, **own)  # type: ignore[arg-type]
+        assert searches[0] == made
 
 
 SMALL = [*TRAINING, *ON_SHALLOW, "--loop.steps", "4", "--checkpoint.keep", "4", "--model.prune_rows", "1"]

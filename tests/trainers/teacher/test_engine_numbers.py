@@ -7,12 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from draftsmith.data.features import engine as asking
 from draftsmith.data.features.engine import AnswerStates, Engine, EngineRequest
 from draftsmith.data.generate.continuations import Wanted
+from draftsmith.data.rows.packed import Document, pack
 from draftsmith.trainers.teacher import engine_answers, handshake
+from draftsmith.trainers.teacher.engine import chosen_documents
 from draftsmith.trainers.teacher.handshake import _distance, _far_from
 
 WANTED = Wanted(samples=None, held_out=None, prompt_tokens=4, tokens=3, temperature=0.7, seed=0, weights="w")
@@ -108,3 +111,31 @@ def test_log_probabilities_are_near_where_19_of_20_are(
     made = _far_from(reply, [0] * 21, states_TV, Cut())  # type: ignore[arg-type]
     assert made.near is (near and next_token == 0)
     assert made.middle == pytest.approx(0.2 if wrong < 10 else 0.3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chosen"),
+    [([2, 5, 3, 8, 4, 6, 7], [8, 6, 4]), ([2, 3], [3, 2]), ([2, 5, 3, 4], [5, 4, 3]), ([*[2] * 16, 9], [2, 2, 2])],
+)
+def test_an_engine_is_proved_by_the_longest_document_and_two_others(lengths: list[int], chosen: list[int]) -> None:
+    """Evenly from the longest on, of the first sixteen rows; each document has a row."""
+    documents = [Document(np.full(length, 7, np.int32), np.ones(length, np.bool_)) for length in lengths]
+    rows = pack(documents, 9, pad=0, fingerprint="", together=False)
+    assert [len(ids) for ids in chosen_documents(rows)] == chosen
+
+
+def test_an_engine_is_as_far_away_as_its_furthest_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    early, last = iter([0.01, 0.03, 0.02]), iter([0.1, 0.05, 0.2])
+    for name, made in (
+        ("_kept", lambda _: 1),
+        ("decoder_of", lambda _: None),
+        ("last_norm", lambda _: None),
+        ("_first_states", lambda *_: torch.zeros(2, 1, 4)),
+        ("_check_early", lambda *_: next(early)),
+        ("_check_last", lambda *_: next(last)),
+    ):
+        monkeypatch.setattr(handshake, name, made)
+    reply = SimpleNamespace(states_TNH=torch.zeros(1, 2, 4, dtype=torch.bfloat16), fingerprint="own")
+    engine: Any = SimpleNamespace(ask=lambda _ids, **_: reply, request=SimpleNamespace(layers=(1, 3)))
+    cut: Any = None
+    assert handshake.shake(engine, cut, [[1], [2], [3]]) == ("own", "bfloat16", 0.03, 0.2)
