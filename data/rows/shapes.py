@@ -342,6 +342,8 @@ def _message(value: Any, what: str) -> dict[str, Any]:
     if role not in ROLES:
         shown = "missing" if role is None else _shown(role)
         raise BadRow(f"the role of {what} is {shown}; expected one of {', '.join(ROLES)}")
+    if role == "assistant":
+        content = _without_thoughts(content, message)
     calls = as_calls(message, what)
     if content is None and not (role == "assistant" and calls):
         raise BadRow(f"{what} ({role}) has no content")
@@ -366,6 +368,21 @@ def _flag(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
         raise BadRow(f"{what} is {kind_of(value)}; expected true or false")
     return value
+
+
+def _without_thoughts(content: Any, message: dict[str, Any]) -> Any:
+    """The content without its parts of thoughts (Mistral's), which go into a field of their own."""
+    if not isinstance(content, list):
+        return content
+    own = [each for each in content if isinstance(each, dict) and each.get("type") == "thinking"]
+    inner = [part for each in own for part in _listed_parts(each.get("thinking"))]
+    if own:
+        message.setdefault(THOUGHTS[0], _content(inner, "thoughts"))
+    return [each for each in content if each not in own]
+
+
+def _listed_parts(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [{"type": "text", "text": value}]
 
 
 def _content(value: Any, what: str) -> str:

@@ -30,6 +30,8 @@ Span = tuple[int, int]
 Messages = Sequence[dict[str, Any]]
 Values = Mapping[str, Any]
 
+# a template that looks for thoughts among the parts of a content: Mistral's
+_IN_PARTS = re.compile(r"""==\s*['"]thinking['"]""")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # two times of which no part is the same
 _TIMES = ("2003-12-31T23:58:59", "2034-01-02T00:01:02")
@@ -72,6 +74,7 @@ def render_chat(
     def rendered(given: list[dict[str, Any]]) -> str:
         with _refusals():
             source = tokenizer.get_chat_template(template, tools)
+            given = _in_parts(given, source)
             named = {**tokenizer.special_tokens_map, **(values or {})}
             text = render(source, given, answer_next=answer_next, tools=tools, values=named, day=day)
             text.encode()  # a template may write half of a UTF-16 pair, which no tokenizer takes
@@ -107,6 +110,24 @@ def _with_thoughts_named(messages: Messages) -> list[dict[str, Any]]:
         named = {**dict.fromkeys(THOUGHTS, thoughts), **message, THOUGHTS[0]: thoughts}
         made.append(named if thoughts else message)
     return made
+
+
+def _in_parts(messages: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    """The messages, with thoughts as the first part of their content for a template that looks for them there."""
+    if not _IN_PARTS.search(source):
+        return messages
+    return [
+        {
+            **{name: value for name, value in each.items() if name not in THOUGHTS},
+            "content": [
+                {"type": "thinking", "thinking": thoughts},
+                {"type": "text", "text": each.get("content") or ""},
+            ],
+        }
+        if (thoughts := own_thoughts(each))
+        else each
+        for each in messages
+    ]
 
 
 @contextmanager
@@ -241,8 +262,9 @@ class ChatTemplate:
         """The characters of `text`, as `write` made it of the messages, that the template marks as generated."""
         named = {**self.tokenizer.special_tokens_map, **(self.values or {})}
         with _refusals():
-            given = _with_thoughts_named(messages)
-            marked = render(self._source(chat.tools), given, tools=chat.tools, values=named, day=self.day, mark=True)
+            source = self._source(chat.tools)
+            given = _in_parts(_with_thoughts_named(messages), source)
+            marked = render(source, given, tools=chat.tools, values=named, day=self.day, mark=True)
             rendered, spans = unmarked(marked)
         if rendered != text:  # a template with a die in it
             raise BadRow("the chat template renders the same messages in two ways")

@@ -23,7 +23,9 @@ CLOSING = re.compile(rf"(?:{_CLOSED})\s*", re.IGNORECASE)
 """A closing tag alone, as some templates write it into a chat's history, and the blanks behind it."""
 OPENING = re.compile(rf"(?:{_OPENED})\s*", re.IGNORECASE)
 """An opening tag alone, and the blanks behind it."""
-_CLOSES = re.compile(rf"(?:(?:{_OPENED})\s*)?(?:{_CLOSED})\s*$", re.IGNORECASE)
+# Seed-OSS says between the two why nothing is thought
+_BETWEEN = r"(?:<(?P<between>[^<>/\s]+)>[^<>]*</(?P=between)>\s*)?"
+_CLOSES = re.compile(rf"(?:(?:{_OPENED})\s*{_BETWEEN})?(?:{_CLOSED})\s*$", re.IGNORECASE)
 _BEGINS = re.compile(rf"\s*(?:{_OPENED})", re.IGNORECASE)
 _INLINE = re.compile(rf"(?:{_BEGINS.pattern})?(?P<thoughts>.*?)(?:{_CLOSED})", re.IGNORECASE | re.DOTALL)
 # prompts end with few characters of tags

@@ -332,11 +332,52 @@ def test_tags_of_a_row_behind_tags_of_a_prompt(held: str) -> None:
     (found,), _ = learnt(tokenizer_of(open_), messages)
     assert found == held.removeprefix("<think>") + "the dog<|im_end|>"
     assert learnt(tokenizer_of(closed), messages) == (["the dog<|im_end|>"], {"thoughts": 1} if "so" in held else {})
-    pair = after("</think>", "<think></think>")
-    assert learnt(tokenizer_of(pair), [WHY, say("assistant", "the dog")])[0] == ["the dog<|im_end|>"]
+    for pair in ("<think></think>", "<think>\n<budget>none is left</budget>\n</think>"):
+        said = learnt(tokenizer_of(after("</think>", pair)), [WHY, say("assistant", "the dog")])
+        assert said[0] == ["the dog<|im_end|>"]
 
 
 def test_thoughts_reach_a_template_by_every_name() -> None:
     named = after("").replace("m.reasoning_content", "m.reasoning")
     apart = [WHY, say("assistant", "the dog", reasoning_content="so")]
     assert learnt(tokenizer_of(named), apart) == (["<think>so</think>the dog<|im_end|>"], {})
+
+
+PARTS = """
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}{{- '[INST]' + m.content + '[/INST]' -}}
+{%- elif m.content is string -%}{{- m.content + '<|im_end|>' -}}
+{%- else -%}
+{%- for part in m.content -%}
+{%- if part['type'] == 'thinking' -%}{{- '[THINK]' + part['thinking'] + '[/THINK]' -}}{%- else -%}{{- part['text'] -}}{%- endif -%}
+{%- endfor -%}{{- '<|im_end|>' -}}
+{%- endif -%}
+{%- endfor -%}"""
+THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "so"}], "closed": True}
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        say("assistant", "the dog", reasoning_content="so"),
+        {"role": "assistant", "content": [THINKING, {"type": "text", "text": "the dog"}]},
+        {"role": "assistant", "content": [THINKING | {"thinking": "so"}, {"type": "text", "text": "the dog"}]},
+        say("assistant", "[THINK]so[/THINK]the dog"),
+    ],
+)
+def test_thoughts_may_be_parts_of_the_content(turn: dict[str, Any]) -> None:
+    """In rows, and in templates: Mistral's."""
+    found = (["[THINK]so[/THINK]the dog<|im_end|>"], {})
+    assert learnt(tokenizer_of(PARTS), [WHY, turn]) == found
+    marked = PARTS.replace("m.content is string", "false").replace(
+        "{%- for part in m.content -%}", "{%- generation -%}{%- for part in m.content -%}"
+    )
+    marked = marked.replace(
+        "{{- '<|im_end|>' -}}\n{%- endif -%}", "{{- '<|im_end|>' -}}{%- endgeneration -%}\n{%- endif -%}"
+    )
+    if "[THINK]" not in str(turn["content"]):
+        assert learnt(tokenizer_of(marked), [WHY, turn]) == found
+    if turn.get("reasoning_content") is None and isinstance(turn["content"], list):
+        assert learnt(KINDS["Qwen3, thinking"].tokenizer(), [WHY, turn])[0] == [
+            "<think>\nso\n</think>\n\nthe dog<|im_end|>"
+        ]
