@@ -210,6 +210,7 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
     layers = parameters(decoder_of(target)) - parameters(target.get_input_embeddings())
     devices = devices_of(recipe)
     on_gpu = not devices.on_cpu
+    together = devices.processes if on_gpu else 1  # processes share the cores that one has alone
     tried = min(_TRIED_LAYERS, count)
     tokens = min(recipe.row_tokens, _TRIED_TOKENS)
     share = layers * tried / count
@@ -218,11 +219,11 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
         rate = _ASSUMED["cuda"] if on_gpu else _ASSUMED["cpu"] * (os.cpu_count() or 1)
         at = f"{rate / 1e12:g} T" if on_gpu else f"{rate / 1e9:g} G"
         how = f"2 operations per weight that a token reads, at an assumed {at} per second of each device"
-        return _Pace(2 * (layers - unread_by_a_token(target)) / rate / devices.processes, how)
+        return _Pace(2 * (layers - unread_by_a_token(target)) / rate / together, how)
     device = torch.device("cuda" if on_gpu else "cpu")
     seconds = _trial(config, tried, tokens, recipe.target.dtype, device)
     how = f"measured on {tried} of {count} layers and {tokens} tokens"
-    return _Pace(seconds * count / tried / tokens / devices.processes, how)
+    return _Pace(seconds * count / tried / tokens / together, how)
 
 
 def _trial(config: Any, layers: int, tokens: int, dtype: str, device: torch.device) -> float:
