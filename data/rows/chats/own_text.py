@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..raw import BadRow
 from ..shapes import Chat
 from ..templates import ChatTemplate
-from .tags import CLOSING, EMPTY, begins_thoughts, closed_by, inline, opened_by, opening_of, own_thoughts
+from .tags import CLOSING, EMPTY, closed_by, inline, opened_by, opening_of, own_thoughts
 from .thoughts import PromptDiffers, behind_prompt, difference
 
 _PROBE = "ANSWERxOFxTHISxTURN"
@@ -123,13 +123,13 @@ def _one_pair(text: str, thoughts: str) -> str:
     if pair is None:
         return text
     rest = text[pair.end() :]
-    if begins_thoughts(rest):
-        return lead + rest.lstrip()
-    if not thoughts or thoughts in text:
-        return text
     tag, closing = opening_of(pair), CLOSING.search(pair[0])
     assert tag is not None
     assert closing is not None
+    if rest.lstrip().startswith(tag):
+        return lead + rest.lstrip()
+    if not thoughts or thoughts in text:
+        return text
     between = pair[0][len(tag) : closing.start()]
     blanks = between[: len(between) // 2]
     return f"{lead}{tag}{blanks}{thoughts}{blanks}{pair[0][closing.start() :]}{rest}"

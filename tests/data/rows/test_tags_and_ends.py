@@ -113,6 +113,17 @@ def test_an_empty_pair_that_no_row_asks_for_is_counted() -> None:
     assert notes == {"hollow": 1}
 
 
+def test_other_tags_than_the_templates_are_words() -> None:
+    """Such as rows for reinforcement learning have."""
+    words = "<reasoning>so</reasoning><answer>the dog</answer>"
+    found, _ = learnt(KINDS["Qwen3, thinking"].tokenizer(), [WHY, say("assistant", words)])
+    assert found == [f"<think>\n\n</think>\n\n{words}<|im_end|>"]
+    quiet, notes = learnt(
+        KINDS["Qwen3, `enable_thinking: false`"].tokenizer(), [WHY, say("assistant", words)], enable_thinking=False
+    )
+    assert (quiet, notes) == ([f"{words}<|im_end|>"], {})
+
+
 # ---- answers as turns of the next prompt --------------------------------------------------------
 
 
