@@ -72,6 +72,6 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:
-    text = "empty" if fields.get(name) in (None, "") else str(fields[name])
+    text = str(fields.get(name)) or "empty"
     longest = 12 if _HASH.fullmatch(text) else _LONGEST
     return text if len(text) <= longest else f"{text[:longest]}..."

@@ -175,7 +175,7 @@ def test_an_identity_is_compared_field_by_field(tmp_path: Path) -> None:
         check_identity(tmp_path, other, here, remedy="Name another.")
     assert str(refused.value) == (
         f"{tmp_path} was made for something else: target.hash is bbbbbbbbbbbb... there and aaaaaaaaaaaa... here; "
-        "rows is [1, 3] there and [1, 2] here; drafter.path is empty there and empty here. Name another."
+        "rows is [1, 3] there and [1, 2] here; drafter.path is empty there and None here. Name another."
     )
 
 

@@ -105,7 +105,7 @@ def _killed(_self: object) -> None:
     [
         ({"sampling": {"temperature": 0.5, "seed": 0}}, "sampling.temperature is 0.0 there and 0.5 here"),
         ({"batch": 3}, "batch is 2 there and 3 here"),
-        ({"more": 1}, "more is empty there and 1 here"),
+        ({"more": 1}, "more is None there and 1 here"),
     ],
 )
 def test_other_settings_are_refused_by_name(tmp_path: Path, change: dict[str, Any], field: str) -> None:
