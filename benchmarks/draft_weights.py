@@ -150,18 +150,23 @@ def own_words(family: Family, args: argparse.Namespace) -> Path:
 # ---- measuring --------------------------------------------------------------------------------
 
 
-def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
-    """Sums of every prompt by temperature, and the audit."""
-    run = train(family, arm, args)
-    target = load_target(load_recipe(family.recipe, args.set).recipe.target.path)
-    drafter = family.shapes[args.shape](run / "drafter", target)
-    config = EvalConfig(
+def decoding(args: argparse.Namespace) -> EvalConfig:
+    """Which prompts are decoded, and how far."""
+    return EvalConfig(
         prompts=args.prompts,
         limit=args.limit,
         max_new_tokens=args.max_new_tokens,
         prompt_tokens=args.prompt_tokens,
         draft_length=DEPTH,
     )
+
+
+def measure(family: Family, arm: str, args: argparse.Namespace) -> Measured:
+    """Sums of every prompt by temperature, and the audit."""
+    run = train(family, arm, args)
+    target = load_target(load_recipe(family.recipe, args.set).recipe.target.path)
+    drafter = family.shapes[args.shape](run / "drafter", target)
+    config = decoding(args)
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
     requests = make_requests(target, prompts, config)
     decodes = at_temperatures(target, drafter, [each.ids for each in requests], config, draws=args.draws)

@@ -30,7 +30,7 @@ from draftsmith.benchmarks.common.function_questions import digest, questions
 from draftsmith.benchmarks.common.kept import same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
-from draftsmith.benchmarks.common.records import Cell, Figure, Record, figure, table_of
+from draftsmith.benchmarks.common.records import Cell, Figure, Record, figure, mean_figure, table_of
 from draftsmith.benchmarks.common.runs import numbers
 from draftsmith.benchmarks.common.stages import Stages, minutes
 from draftsmith.data.rows.sources import stdlib_texts
@@ -349,18 +349,12 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def joined(cells: Sequence[Any]) -> Cell:
-    """A cell over seeds: the mean of numbers; texts that differ one after the other.
-
-    The ends of a figure are the means of the seeds' own ends. The prompts are the same, so the interval of the mean is
-    no wider than that, and equal to it where all seeds find the same prompts easy.
-    """
+    """A cell over seeds: the mean of numbers; texts that differ one after the other."""
     first = cells[0]
     if len(cells) == 1:
         return first
     if isinstance(first, Figure):
-        values, lows, highs = ([getattr(each, name) for each in cells] for name in ("value", "low", "high"))
-        ends = {} if None in lows else {"low": fmean(lows), "high": fmean(highs)}
-        return Figure(value=fmean(values), seeds=values, **ends)
+        return mean_figure(cells)
     if isinstance(first, list):
         return [fmean(each) for each in zip(*cells)]
     return fmean(cells) if isinstance(first, (int, float)) else " / ".join(dict.fromkeys(map(str, cells)))

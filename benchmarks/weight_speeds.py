@@ -16,14 +16,12 @@ from typing import Any
 from draftsmith.benchmarks.common.kept import same_settings
 from draftsmith.benchmarks.common.markdown import cell_text, printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
-from draftsmith.benchmarks.common.records import Record, figure, table_of
+from draftsmith.benchmarks.common.records import Record, figure, mean_figure, table_of
 from draftsmith.benchmarks.common.runs import by_seed
 from draftsmith.benchmarks.common.shapes import DEPTH, Family
-from draftsmith.benchmarks.draft_weights import CHOSEN, FREE, WHAT, parser, train
-from draftsmith.benchmarks.smollm2 import joined
+from draftsmith.benchmarks.draft_weights import CHOSEN, FREE, WHAT, decoding, parser, train
 from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import make_requests
@@ -47,16 +45,7 @@ def main() -> None:
 def speeds(family: Family, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The rows of a family, an arm each."""
     target = load_target(load_recipe(family.recipe).recipe.target.path)
-    config = EvalConfig(
-        prompts=args.prompts,
-        limit=args.limit,
-        max_new_tokens=args.max_new_tokens,
-        prompt_tokens=args.prompt_tokens,
-        draft_length=DEPTH,
-        temperatures=[0.0, 1.0],
-        sweep=[],
-        repeats=args.repeats,
-    )
+    config = decoding(args).model_copy(update={"temperatures": [0.0, 1.0], "sweep": [], "repeats": args.repeats})
     requests = make_requests(target, load_prompts(config.prompts, limit=config.limit, seed=config.seed), config)
     keys = [(arm, part) for arm in args.arms for part in by_seed(args)]
     arms = [
@@ -70,7 +59,7 @@ def speeds(family: Family, args: argparse.Namespace) -> Iterator[dict[str, Any]]
             own = [
                 each for each in measured if each["temperature"] == at and each["method"].startswith(f"{arm}, seed")
             ]
-            row[f"speedup_T{at}"] = joined([figure(each["speedup"]) for each in own])
+            row[f"speedup_T{at}"] = mean_figure([found for each in own if (found := figure(each["speedup"]))])
         print(f"{family.name}, {arm}: {cell_text(row['speedup_T0'], '.2f')}", flush=True)
         yield row
 

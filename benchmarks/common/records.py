@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import draftsmith
@@ -199,6 +201,18 @@ def write_record(path: Path, record: Record) -> None:
         lines = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in rows)
         text = text.removesuffix("\n}") + f',\n "rows": [\n{lines}\n ]\n}}'
     write_text(path, text + "\n")
+
+
+def mean_figure(figures: Sequence[Figure]) -> Figure:
+    """The same figure of several training seeds as their mean.
+
+    Its ends are the means of the seeds' own ends. The prompts are the same, so the interval of the mean is no wider
+    than that, and equal to it where all seeds find the same prompts easy.
+    """
+    values, lows, highs = ([getattr(each, name) for each in figures] for name in ("value", "low", "high"))
+    ends = {} if None in lows else {"low": fmean(lows), "high": fmean(highs)}
+    seeds = {"seeds": values} if len(values) > 1 else {}
+    return Figure(value=fmean(values), **ends, **seeds)
 
 
 def figure(values: Any) -> Figure | None:
