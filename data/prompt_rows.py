@@ -9,17 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .rows.raw import BadRow, kind_of
-from .rows.shapes import (
-    chat_messages,
-    clean_text,
-    filled,
-    instruction_text,
-    shown_names,
-    system_text,
-    tools_of,
-    with_system,
-)
+from .rows.chats.message import chat_messages
+from .rows.raw import BadRow, clean_text, filled, kind_of
+from .rows.shapes import instruction_text, shown_names, system_text, tools_of, with_system
 
 Message = dict[str, Any]
 

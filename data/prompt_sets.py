@@ -17,9 +17,9 @@ from typing import Any
 
 from ..errors import DataError, EnvironmentFailure, RequestError
 from .prompt_rows import Prompt, prompt_of
-from .rows.raw import BadRow, RawRow, Rejected, Rows
+from .rows.raw import BadRow, RawRow, Rejected, Rows, filled
 from .rows.readers import SUFFIXES, TEXT_SUFFIXES, read_file, read_jsonl
-from .rows.shapes import filled, shown_names
+from .rows.shapes import shown_names
 from .rows.sources import stdlib_texts
 
 

@@ -12,8 +12,7 @@ from io import TextIOWrapper
 from typing import Any, BinaryIO, Literal
 
 from ...errors import DataError
-from .raw import RawRow, Rejected, Rows
-from .shapes import MAX_ROW_BYTES
+from .raw import MAX_ROW_BYTES, RawRow, Rejected, Rows
 
 SWALLOWS = "one row by their quotes, but most lines between have, by themselves, as many fields as the header has"
 """Why a record of many lines is left out."""

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, RequestError
 from ..config import DataConfig
+from .chats.message import counts, is_empty
 from .chats.spoken import text_of
 from .chats.turns import pieces_of
 from .chats.written import Origin, Turn, chained
 from .control import ControlTokens, SpellsControlToken
 from .packed import Document
 from .raw import BadRow
-from .shapes import Chat, Record, Text, Tokens, counts, is_empty
+from .shapes import Chat, Record, Text, Tokens
 from .templates import ChatTemplate, Span
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 
 from ...errors import DataError, EnvironmentFailure
 from .csv_rows import read_csv
-from .raw import Extent, RawRow, Rejected, Rows, kind_of
-from .shapes import MAX_ROW_BYTES
+from .raw import MAX_ROW_BYTES, Extent, RawRow, Rejected, Rows, kind_of
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".js", ".ts", ".java", ".go", ".rs")
 _WRONG_CONTENT = (

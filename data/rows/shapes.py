@@ -1,8 +1,8 @@
 """Row shapes: which columns mean what, and a row of any shape as one of three records.
 
 Pure functions of plain values; a row that cannot be used raises `BadRow` with the reason, and the
-caller knows file and line. Read next: `chats/calls.py` for tools, `readers.py` for where rows come from,
-`encode.py` for where records go.
+caller knows file and line. Read next: `chats/message.py` for one message, `readers.py` for where rows come
+from, `encode.py` for where records go.
 """
 
 from __future__ import annotations
@@ -15,15 +15,10 @@ from itertools import islice
 from typing import Any
 
 from ..config import RowShape
-from .chats.calls import as_calls, as_tools, calls_of_text, has_older_calls, loose_arguments
+from .chats.calls import as_tools, has_older_calls, loose_arguments
+from .chats.message import chat_messages, is_empty
 from .chats.written import IDS, Written, read_written
-from .raw import BadRow, is_object, kind_of
-
-# what one row may hold; more is a file without line ends, or not text at all
-MAX_ROW_BYTES = 8 * 2**20
-
-# levels of lists and objects in a tool or a call: more is no schema, and exhausts what walks through it
-MAX_DEPTH = 100
+from .raw import BadRow, as_flag, check_inside, clean_text, filled, from_json, kind_of
 
 # the columns that make a shape, tried in this order
 COLUMNS: dict[RowShape, tuple[str, ...]] = {
@@ -33,19 +28,6 @@ COLUMNS: dict[RowShape, tuple[str, ...]] = {
     "instruction": ("instruction", "output"),
     "text": ("text",),
     "tokens": ("input_ids",),
-}
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_SHAREGPT = {
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "model": "assistant",
-    "observation": "tool",
-    "ipython": "tool",
-    "function_call": "assistant",
 }
 
 
@@ -104,21 +86,6 @@ def unread(row: Mapping[str, Any], shape: RowShape) -> list[str]:
     return [name for name, value in row.items() if name not in known and value is not None]
 
 
-def counts(message: Mapping[str, Any]) -> bool:
-    """Whether a turn may count in the loss, by its own `weight` and `train`."""
-    return bool(message.get("train", True)) and message.get("weight", 1) != 0
-
-
-def is_empty(message: Mapping[str, Any]) -> bool:
-    """Whether an assistant's turn says nothing, so that its end is nothing to be learnt."""
-    thoughts = any(str(message.get(name) or "").strip() for name in THOUGHTS)
-    return not (message["content"].strip() or message.get("tool_calls") or thoughts)
-
-
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Names under which a turn keeps its thoughts apart from its content."""
-
-
 def find_shape(columns: Iterable[str]) -> RowShape | None:
     """The first shape all of whose columns are there."""
     present = set(columns)
@@ -147,64 +114,12 @@ def digest(record: Record) -> int:
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big")
 
 
-def clean_text(value: Any, what: str) -> str:
-    """`value` if it is text that a tokenizer can take."""
-    if not isinstance(value, str):
-        raise BadRow(f"{what} is {kind_of(value)}; expected text")
-    if len(value) > MAX_ROW_BYTES:
-        raise BadRow(f"{what} has {len(value):,} characters; the limit is {MAX_ROW_BYTES:,}")
-    if "\0" in value:
-        raise BadRow(f"{what} contains a NUL character")
-    _check_inside(value, what)
-    return value
-
-
-def _check_inside(value: Any, what: str, depth: int = 0) -> None:
-    """Raise BadRow where texts inside objects and lists are no UTF-8, or these are nested too deeply."""
-    if depth > MAX_DEPTH:
-        raise BadRow(f"{what} is nested more than {MAX_DEPTH} levels deep")
-    if isinstance(value, dict):
-        for key, each in value.items():
-            _check_inside(key, what, depth)
-            _check_inside(each, what, depth + 1)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _check_inside(each, what, depth + 1)
-    elif isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadRow(
-                f"{what} is not valid Unicode at character {error.start} (broken UTF-8, or half of a UTF-16 pair)"
-            ) from error
-
-
-def filled(value: Any, what: str) -> str:
-    """`value` if it is text with more in it than blanks."""
-    text = clean_text(value, what)
-    if not text.strip():
-        raise BadRow(f"{what} is empty")
-    return text
-
-
 def instruction_text(row: Mapping[str, Any]) -> str:
     """The user's turn of an instruction row: the instruction, and its input on a new line."""
     instruction = filled(row["instruction"], "instruction")
     given = row.get("input")
     given = "" if given is None else clean_text(given, "input")
     return f"{instruction}\n{given}" if given else instruction
-
-
-def chat_messages(value: Any, column: str) -> list[dict[str, Any]]:
-    """The messages of a `messages` or `conversations` column, roles under our names."""
-    value = _from_json(value, column)
-    if not isinstance(value, list):
-        raise BadRow(f"{column} is {kind_of(value)}; expected a list of messages")
-    if not value:
-        raise BadRow(f"{column} is empty")
-    messages = [_message(each, f"{column}[{at}]") for at, each in enumerate(value)]
-    older = any(is_object(each) and each.get("function_call") is not None for each in value)
-    return [{**each, "role": "tool"} if older and each["role"] == "function" else each for each in messages]
 
 
 def shown_names(columns: Iterable[str]) -> str:
@@ -242,12 +157,12 @@ def _conversations(row: Mapping[str, Any]) -> Chat:
 def _chat(row: Mapping[str, Any], *columns: str) -> Chat:
     messages = [each for column in columns for each in chat_messages(row[column], column)]
     answered = _answered(with_system(messages, row))
-    given = [each for column in columns for each in _from_json(row[column], column)]
+    given = [each for column in columns for each in from_json(row[column], column)]
     more = [
         name for name in (*SYSTEM, "functions") if row.get(name) and (name, *columns) != ("system", "conversations")
     ]
     tools = tools_of(row)
-    fuller = bool(more) or tools != (_from_json(row.get("tools"), "tools") or None) or has_older_calls(given)
+    fuller = bool(more) or tools != (from_json(row.get("tools"), "tools") or None) or has_older_calls(given)
     return Chat(answered, tools, written=read_written(row.get(IDS)), loose=loose_arguments(answered), is_fuller=fuller)
 
 
@@ -261,7 +176,7 @@ def _prompt_completion(row: Mapping[str, Any]) -> Chat:
 
 def _asked(chat: Chat, row: Mapping[str, Any]) -> Chat:
     """A chat of which the turns in front of the completion are a prompt."""
-    count = len(chat.messages) - len(_from_json(row["completion"], "completion"))
+    count = len(chat.messages) - len(from_json(row["completion"], "completion"))
     if chat.messages[-1]["role"] == "assistant":
         chat.messages[-1].update(_ended(row))
     is_answered = any(each["role"] == "assistant" for each in chat.messages[:count])
@@ -283,7 +198,7 @@ def _exchange(user: str, assistant: str, row: Mapping[str, Any]) -> Chat:
 
 def _ended(row: Mapping[str, Any]) -> dict[str, bool]:
     """Whether the row's answer came to its end, as a mark of the turn, where the row says it."""
-    return {} if row.get("ended") is None else {"ended": _flag(row["ended"], "ended")}
+    return {} if row.get("ended") is None else {"ended": as_flag(row["ended"], "ended")}
 
 
 def _text(row: Mapping[str, Any]) -> Text:
@@ -330,74 +245,6 @@ _PARSERS: dict[RowShape, Callable[[Mapping[str, Any]], Record]] = {
 }
 
 
-def _message(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRow(f"{what} is {kind_of(value)}; expected an object with role and content")
-    message = {key: each for key, each in value.items() if each is not None}
-    role = message.pop("role", message.pop("from", None))
-    content = message.pop("content", message.pop("value", None))
-    if role == "function_call":
-        content, message["tool_calls"] = "", calls_of_text(content, what)
-    role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
-    if role not in ROLES:
-        shown = "missing" if role is None else _shown(role)
-        raise BadRow(f"the role of {what} is {shown}; expected one of {', '.join(ROLES)}")
-    if role == "assistant":
-        content = _without_thoughts(content, message)
-    calls = as_calls(message, what)
-    if content is None and not (role == "assistant" and calls):
-        raise BadRow(f"{what} ({role}) has no content")
-    _check_marks(message, what)
-    for name, each in message.items():
-        _check_inside(name, f"a key of {what}")
-        _check_inside(each, f"{name!r:.40} of {what}")
-    return {"role": role, "content": _content(content, what), **message}
-
-
-def _check_marks(message: dict[str, Any], what: str) -> None:
-    """Raise BadRow for a mark of a turn, whether it is trained on, that says neither yes nor no."""
-    for name in ("train", "ended"):
-        if name in message:
-            message[name] = _flag(message[name], f"{name} of {what}")
-    weight = message.get("weight", 1)
-    if weight not in (0, 1):
-        raise BadRow(f"weight of {what} is {_shown_number(weight)}; expected 0 or 1")
-
-
-def _flag(value: Any, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise BadRow(f"{what} is {kind_of(value)}; expected true or false")
-    return value
-
-
-def _without_thoughts(content: Any, message: dict[str, Any]) -> Any:
-    """The content without its parts of thoughts (Mistral's), which go into a field of their own."""
-    if not isinstance(content, list):
-        return content
-    own = [each for each in content if isinstance(each, dict) and each.get("type") == "thinking"]
-    inner = [part for each in own for part in _listed_parts(each.get("thinking"))]
-    if own:
-        message.setdefault(THOUGHTS[0], _content(inner, "thoughts"))
-    return [each for each in content if each not in own]
-
-
-def _listed_parts(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [{"type": "text", "text": value}]
-
-
-def _content(value: Any, what: str) -> str:
-    """Text as it stands, or the joined parts of a list of text parts."""
-    if value is None:
-        return ""
-    if not isinstance(value, list):
-        return clean_text(value, f"the content of {what}")
-    for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = _shown(part.get("type")) if isinstance(part, dict) else kind_of(part)
-            raise BadRow(f"{what} has a part of type {kind}; expected text alone")
-    return "".join(clean_text(part.get("text"), f"a part of {what}") for part in value)
-
-
 def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, if an assistant turn in them says something, be it thoughts alone."""
     spoken = [m["content"] or not is_empty(m) for m in messages if m["role"] == "assistant"]
@@ -409,20 +256,10 @@ def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The tools of a row, under today's name or the older one."""
     name = "tools" if row.get("tools") else "functions"
-    tools = as_tools(_from_json(row.get(name) or None, name), name)
+    tools = as_tools(from_json(row.get(name) or None, name), name)
     if tools is not None:
-        _check_inside(tools, name)
+        check_inside(tools, name)
     return tools
-
-
-def _from_json(value: Any, what: str) -> Any:
-    """A nested value; CSV, and some Parquet files, hold it as JSON text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise BadRow(f"{what} is text that is not JSON") from error
 
 
 def _whole_numbers(value: Any, what: str, *, booleans: bool = False) -> list[int]:
@@ -438,15 +275,6 @@ def _same_length(values: list[int], ids: Sequence[int], what: str) -> list[int]:
     if len(values) != len(ids):
         raise BadRow(f"{what} has {len(values)} entries, input_ids {len(ids)}; expected as many")
     return values
-
-
-def _shown(value: Any) -> str:
-    """Text as it stands, of anything else its kind: it may be nested as deeply as it likes."""
-    return f"{value!r:.40}" if isinstance(value, str) else kind_of(value)
-
-
-def _shown_number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else kind_of(value)
 
 
 def _listed(row: Mapping[str, Any]) -> str:

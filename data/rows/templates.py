@@ -19,9 +19,10 @@ from ...decoding.backbone.hub import generation_ends
 from ...errors import DataError, DraftsmithError, RequestError
 from .bounded import CLOCK, GIVEN, render, unmarked
 from .chats.calls import with_text
+from .chats.message import THOUGHTS
 from .chats.tags import inline, own_thoughts
 from .raw import BadRow
-from .shapes import THOUGHTS, Chat
+from .shapes import Chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

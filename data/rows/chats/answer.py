@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..shapes import Chat, counts, is_empty
+from ..shapes import Chat
 from ..templates import Span
+from .message import counts, is_empty
 
 
 class Piece(NamedTuple):

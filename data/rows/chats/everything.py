@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from os.path import commonprefix
 from typing import Any
 
-from ..shapes import Chat, counts
+from ..shapes import Chat
 from ..templates import Span
 from .answer import AnswerText, Piece, why_left_out
+from .message import counts
 
 
 def everything(texts: Sequence[str], groups: Sequence[Sequence[AnswerText]], chat: Chat) -> Iterator[Piece]:

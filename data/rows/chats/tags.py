@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..shapes import THOUGHTS
+from .message import THOUGHTS
 
 _OPENED = (
     r"<(?P<angle>[^<>/\s]*(?:think|thought|reason)[^<>/\s]*)>|\[(?P<square>THINK)\]|(?P<channel><\|channel>thought)"

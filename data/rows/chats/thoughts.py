@@ -10,8 +10,9 @@ import re
 from typing import Any, NamedTuple
 
 from ..raw import BadRow
-from ..shapes import THOUGHTS, Chat
+from ..shapes import Chat
 from ..templates import ChatTemplate
+from .message import THOUGHTS
 from .tags import (
     CLOSING,
     EMPTY,
