@@ -18,6 +18,7 @@ import draftsmith
 import pytest
 from draftsmith.launch.recipe.load import field_paths
 from draftsmith.launch.recipe.model import Recipe
+from draftsmith.trainers.recipe import TrainingRecipe
 from helpers.field_reads import reads_of
 from helpers.import_graph import circles, import_graph, imported_files, module_of
 
@@ -315,10 +316,13 @@ def unread(fields: list[str]) -> list[str]:
 def owner(path: str) -> str:
     """The name of the class whose field stands at a dotted path of a recipe."""
     kind: Any = Recipe
+    own = set(Recipe.model_fields) - set(TrainingRecipe.model_fields)
     for section in path.split(".")[:-1]:
         info = kind.model_fields.get(section) if hasattr(kind, "model_fields") else None
         kind = None if info is None else info.annotation
-    return "_Recipe" if kind is Recipe else getattr(kind, "__name__", "")
+    if kind is Recipe:
+        return "_Recipe" if path in own else "TrainingRecipe"
+    return getattr(kind, "__name__", "")
 
 
 def test_every_field_is_read() -> None:

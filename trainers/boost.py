@@ -66,7 +66,7 @@ from .losses.terms import check_terms
 from .losses.weighted_rows import WeightedRows
 from .method_config import BoostConfig, LoraConfig
 from .pruning.sizes import check_cut
-from .sections import MakeProbe, Run, Sections
+from .recipe import MakeProbe, Run, TrainingRecipe
 from .student.distillation import DraftStudent, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
 from .student.lora import check_adapter
@@ -79,20 +79,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt, or origins, sizes and adapters do not fit the members."""
     check_terms(recipe.objective)
     check_adapter(recipe.lora, recipe.model, recipe.method)
     check_members(recipe.boost, recipe.lora, recipe.model)
 
 
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """Raise RequestError for sizes of no cut."""
     for model in trained_models(recipe.boost, recipe.model):
         check_cut(model, target)
 
 
-def student(recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> nn.Module:
+def student(
+    recipe: TrainingRecipe, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> nn.Module:
     """What is trained at the same time: all SSMs where they are trained side by side, else the largest."""
     if recipe.lora.rank is not None:  # adapters on one base, one after another
         return make_draft(recipe, recipe.model, recipe.lora, target, tokenizer)
@@ -122,7 +124,7 @@ class SsmObjective(spine.DrafterObjective):
         return teacher_of(self._target, super().prepare(batch).hidden_RSH, batch)
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> RunOutcome:
+def run(recipe: TrainingRecipe, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> RunOutcome:
     """Boost-tune SSMs into `out/drafter`, an ensemble.
 
     Raises:

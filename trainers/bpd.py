@@ -30,7 +30,7 @@ from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import Run, Sections
+from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun, most_frequent
 from .student.fused import drafted_ids
 from .student.warm_start import warm_started
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt, or a tuned target cannot move as the recipe says."""
     check_terms(recipe.objective)
     check_not_pruned(recipe.model)
@@ -50,7 +50,7 @@ def check_recipe(recipe: Sections) -> None:
         check_tuned(recipe)
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> BpdHeads:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> BpdHeads:
     """An untrained layer for `target`; on the meta device its shapes alone. What moves of a tuned
     target is not part of it: see `teacher/tuned.py`. `ids`: as of `drafted_ids`."""
     bpd = recipe.bpd
@@ -64,7 +64,7 @@ class BpdStudent(HeadsStudent):
     Heads are counted as Medusa's: head k is output k + 1, and head 0 the target's own.
     """
 
-    def __init__(self, heads: BpdHeads, target: PreTrainedModel, recipe: Sections) -> None:
+    def __init__(self, heads: BpdHeads, target: PreTrainedModel, recipe: TrainingRecipe) -> None:
         super().__init__(heads, target, recipe.objective)
         self._drawn: int | None = None
 
@@ -118,7 +118,7 @@ class TunedBpdStudent(TunedStudent):
 class BpdObjective(DrafterObjective):
     """Trains `layer` for a frozen target; every step begins with the choice of a head."""
 
-    def __init__(self, recipe: Sections, layer: BpdHeads, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, layer: BpdHeads, target: PreTrainedModel, save: Save) -> None:
         self._student = BpdStudent(layer, target, recipe)
         super().__init__(self._student, layer, target, save)
         self._every_head = recipe.bpd.every_head
@@ -132,7 +132,7 @@ class BpdObjective(DrafterObjective):
 class TunedBpdObjective(Objective):
     """Trains `layer` and the target beneath it."""
 
-    def __init__(self, recipe: Sections, layer: BpdHeads, tuned: TunedTarget, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, layer: BpdHeads, tuned: TunedTarget, save: Save) -> None:
         self._distils = remembers(recipe)
         self._student = BpdStudent(layer, tuned.model, recipe)
         self._joint = TunedBpdStudent(self._student, tuned, distils=self._distils, chunk=recipe.objective.chunk)
@@ -172,6 +172,6 @@ def build_tuned(run: Run, tuned: TunedTarget, rows: Prepared) -> TunedBpdObjecti
     return TunedBpdObjective(run.recipe, layer, tuned, tuned_saver(tuned, "bpd", run.out))
 
 
-def remembers(recipe: Sections) -> bool:
+def remembers(recipe: TrainingRecipe) -> bool:
     """Whether a tuned target's own output is held to the distribution that it had before the run."""
     return HeadLoss(recipe.objective).distils

@@ -21,7 +21,7 @@ from .losses.terms import check_terms
 from .packed.lengths import check_start_context
 from .packed.passes import check_compiled_rows
 from .pruning.sizes import check_cut
-from .sections import Run, Sections
+from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, most_frequent
 from .student.distillation import DraftStudent, check_compiled_mix, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt, an adapter has no base, rollouts have no room, or shapes or
     the mix do not stay for `loop.compile`."""
     length = recipe.objective.draft_length
@@ -47,7 +47,7 @@ def check_recipe(recipe: Sections) -> None:
     _check_written(recipe)
 
 
-def _check_written(recipe: Sections) -> None:
+def _check_written(recipe: TrainingRecipe) -> None:
     """Raise RequestError where weights are for the target's own words and rows are to be written by the draft."""
     if recipe.objective.positions == "on-policy" and recipe.rollouts.share and recipe.rollouts.by != "target":
         raise RequestError(
@@ -57,7 +57,7 @@ def _check_written(recipe: Sections) -> None:
         )
 
 
-def _check_drafted(recipe: Sections) -> None:
+def _check_drafted(recipe: TrainingRecipe) -> None:
     """Raise RequestError where an adapter would be trained for fewer tokens than its base drafts."""
     if recipe.model.vocabulary is not None and recipe.lora.rank is not None:
         raise RequestError(
@@ -67,23 +67,23 @@ def _check_drafted(recipe: Sections) -> None:
         )
 
 
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """Raise RequestError for sizes of no cut."""
     check_cut(recipe.model, target)
 
 
-def check_start(recipe: Sections) -> None:
+def check_start(recipe: TrainingRecipe) -> None:
     """Raise RequestError for rows that are too long for the model of `start_from`; reads no weights."""
     check_start_context(recipe.model, recipe.row_tokens)
 
 
-def check_rows(recipe: Sections, rows: Prepared) -> None:
+def check_rows(recipe: TrainingRecipe, rows: Prepared) -> None:
     """Raise RequestError where the models are to write rows anew and no row holds a prompt."""
     check_rollout_prompts(recipe.rollouts, rows.train)
 
 
 def student(
-    recipe: Sections,
+    recipe: TrainingRecipe,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
@@ -99,7 +99,7 @@ def student(
 class DistillObjective(DrafterObjective):
     """Trains `draft` to have the distribution of the frozen `target`."""
 
-    def __init__(self, recipe: Sections, draft: PreTrainedModel, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, draft: PreTrainedModel, target: PreTrainedModel, save: Save) -> None:
         self._student = DraftStudent(draft, target, recipe.objective)
         super().__init__(self._student, draft, target, save)
         if recipe.rollouts.share:

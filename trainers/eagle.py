@@ -34,7 +34,7 @@ from .losses.mix import Mix
 from .losses.soft_cross_entropy import soft_cross_entropy
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import Run, Sections
+from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun
 from .student.compared import Drafts, Student
 from .student.fused import drafted_ids
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where `eagle` and `objective` together teach nothing."""
     config = recipe.eagle
     own = {"eagle.feature": config.feature, "eagle.ce": config.ce, "eagle.top_k": config.top_k}
@@ -53,7 +53,7 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> EagleNet:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> EagleNet:
     """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     return EagleNet.for_target(target, ids=drafted_ids(recipe.eagle.vocabulary, target, ids))
 
@@ -107,7 +107,7 @@ class DistributionLoss:
 class EagleStudent(Student):
     """The network and its loss: SmoothL1 of the features, and the distributions' soft cross-entropy."""
 
-    def __init__(self, draft: EagleNet, target: Any, recipe: Sections) -> None:
+    def __init__(self, draft: EagleNet, target: Any, recipe: TrainingRecipe) -> None:
         config = self._config = recipe.eagle
         mix = Mix.of(recipe.objective, kl=0.0)
         best = (config.top_k, config.top_k_tokens)
@@ -150,7 +150,7 @@ class EagleStudent(Student):
 class EagleObjective(DrafterObjective):
     """Trains `draft` to predict the features of the frozen `target`."""
 
-    def __init__(self, recipe: Sections, draft: EagleNet, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, draft: EagleNet, target: PreTrainedModel, save: Save) -> None:
         goal = EagleStudent(draft, target, recipe)
         super().__init__(goal, draft, target, save, reads_tokens=True, ahead=recipe.eagle.passes)
 

@@ -28,7 +28,7 @@ from .losses.draft_vocabulary import DraftVocabularyLoss
 from .losses.mix import Mix
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import Run, Sections
+from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun
 from .student.compared import Student
 from .student.fused import chosen_layers, drafted_ids
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where `eagle3` and `objective` together teach nothing."""
     config = recipe.eagle3
     own = {"eagle3.ce": config.ce}
@@ -47,12 +47,12 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
 
 
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """Raise RequestError for hidden states that the target does not have."""
     chosen_layers(recipe.eagle3.layers, target)
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> Eagle3Net:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> Eagle3Net:
     """An untrained network for `target`; on the meta device its shapes alone.
 
     Its head begins as the target's rows of the draft vocabulary.
@@ -74,7 +74,7 @@ class Eagle3Student(Student):
 
     draft: Eagle3Net
 
-    def __init__(self, draft: Eagle3Net, target: Projection, recipe: Sections) -> None:
+    def __init__(self, draft: Eagle3Net, target: Projection, recipe: TrainingRecipe) -> None:
         config = self._config = recipe.eagle3
         mix = Mix.of(recipe.objective, kl=0.0)
         loss = DraftVocabularyLoss(draft, config.passes, config.ce, mix)
@@ -103,7 +103,7 @@ class Eagle3Student(Student):
 class Eagle3Objective(DrafterObjective):
     """Trains `draft` to have the distribution of the frozen `target` along its own drafts."""
 
-    def __init__(self, recipe: Sections, draft: Eagle3Net, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, draft: Eagle3Net, target: PreTrainedModel, save: Save) -> None:
         goal, layers = Eagle3Student(draft, Projection.of(target), recipe), (*draft.config.layers, LAST)
         super().__init__(goal, draft, target, save, layers=layers, reads_tokens=True, ahead=recipe.eagle3.passes)
 

@@ -25,7 +25,7 @@ from .heads import HeadsStudent
 from .loop.objective import Batch
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import Run, Sections
+from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun
 from .student.fused import drafted_ids
 from .teacher.frozen import Save
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt."""
     check_terms(recipe.objective, positions=recipe.medusa.heads, counted_by="medusa.heads")
     if recipe.medusa.as_published and recipe.medusa.shared_head:
@@ -46,7 +46,7 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> HydraHeads:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> HydraHeads:
     """Untrained heads for `target`; on the meta device their shapes alone. `ids`: as of `drafted_ids`."""
     medusa = recipe.medusa
     return HydraHeads.for_target(
@@ -66,7 +66,7 @@ class HydraStudent(HeadsStudent):
     The layer runs once per batch, over whole rows, inside each document.
     """
 
-    def __init__(self, heads: HydraHeads, target: PreTrainedModel, recipe: Sections) -> None:
+    def __init__(self, heads: HydraHeads, target: PreTrainedModel, recipe: TrainingRecipe) -> None:
         super().__init__(heads, target, recipe.objective, recompute=recipe.medusa.recompute)
         self._decay = recipe.medusa.decay
 
@@ -94,7 +94,7 @@ def head_input(k: int, read_RSH: Tensor, embeds_RSH: Tensor) -> Tensor:
 class HydraObjective(DrafterObjective):
     """Trains `heads` to predict what the frozen `target` will say, the text so far being known."""
 
-    def __init__(self, recipe: Sections, heads: HydraHeads, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, heads: HydraHeads, target: PreTrainedModel, save: Save) -> None:
         super().__init__(HydraStudent(heads, target, recipe), heads, target, save, reads_tokens=True)
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from ..decoding.on_host import on_host, places
 from ..errors import RequestError
 from .loop.objective import Batch
-from .sections import Sections
+from .recipe import TrainingRecipe
 
 
-def check_in_rows(recipe: Sections, drafts: int, counted_by: str, *, first: int = 2) -> None:
+def check_in_rows(recipe: TrainingRecipe, drafts: int, counted_by: str, *, first: int = 2) -> None:
     """Raise RequestError for more drafts than a row has labels for.
 
     Args:

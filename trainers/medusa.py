@@ -23,7 +23,7 @@ from .heads import HeadsStudent, check_no_prefix, last_states_of
 from .loop.objective import Batch
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import Run, Sections
+from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun
 from .student.fused import drafted_ids
 from .teacher.frozen import Save
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt, or heads are asked for that Medusa does not have."""
     medusa = recipe.medusa
     check_terms(recipe.objective, positions=medusa.heads, counted_by="medusa.heads")
@@ -41,7 +41,7 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MedusaHeads:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MedusaHeads:
     """Untrained heads for `target`; on the meta device their shapes alone. `ids`: as of `drafted_ids`."""
     medusa = recipe.medusa
     return MedusaHeads.for_target(
@@ -56,7 +56,7 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
 class MedusaStudent(HeadsStudent):
     """The loss of heads that read the target's last hidden states alone: sum_k decay^k loss_k."""
 
-    def __init__(self, heads: MedusaHeads, target: PreTrainedModel, recipe: Sections) -> None:
+    def __init__(self, heads: MedusaHeads, target: PreTrainedModel, recipe: TrainingRecipe) -> None:
         super().__init__(heads, target, recipe.objective, recompute=recipe.medusa.recompute)
         self._decay = recipe.medusa.decay
 
@@ -68,7 +68,7 @@ class MedusaStudent(HeadsStudent):
 class MedusaObjective(DrafterObjective):
     """Trains `heads` to predict what the frozen `target` will say."""
 
-    def __init__(self, recipe: Sections, heads: MedusaHeads, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, heads: MedusaHeads, target: PreTrainedModel, save: Save) -> None:
         super().__init__(MedusaStudent(heads, target, recipe), heads, target, save)
 
 

@@ -29,7 +29,7 @@ from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
-from .sections import Run, Sections
+from .recipe import Run, TrainingRecipe
 from .spine import most_frequent
 from .student.fused import drafted_ids
 from .student.warm_start import warm_started
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt, heads are asked for that Medusa does not
     have, or the target cannot move as the recipe says."""
     medusa = recipe.medusa
@@ -50,7 +50,7 @@ def check_recipe(recipe: Sections) -> None:
     check_tuned(recipe)
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MedusaHeads:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MedusaHeads:
     """Untrained heads for `target`; on the meta device their shapes alone. What moves of the target
     is not among them: see `teacher/tuned.py`. `ids`: as of `drafted_ids`."""
     medusa = recipe.medusa
@@ -68,7 +68,7 @@ class Medusa2Student(TunedStudent):
 
     student: HeadsStudent
 
-    def __init__(self, heads: MedusaHeads, tuned: TunedTarget, recipe: Sections) -> None:
+    def __init__(self, heads: MedusaHeads, tuned: TunedTarget, recipe: TrainingRecipe) -> None:
         medusa2 = recipe.medusa2
         recompute = recipe.medusa.recompute
         heads_student = HeadsStudent(heads, tuned.model, recipe.objective, recompute=recompute)
@@ -104,7 +104,7 @@ def sine(step: int, steps: int) -> float:
 class Medusa2Objective(Objective):
     """Trains `heads` and the target beneath them."""
 
-    def __init__(self, recipe: Sections, heads: MedusaHeads, tuned: TunedTarget, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, heads: MedusaHeads, tuned: TunedTarget, save: Save) -> None:
         self._student = Medusa2Student(heads, tuned, recipe)
         super().__init__(self._student)
         self._heads, self._tuned, self._save = heads, tuned, save
@@ -133,6 +133,6 @@ def build_tuned(run: Run, tuned: TunedTarget, rows: Prepared) -> Medusa2Objectiv
     return Medusa2Objective(run.recipe, heads, tuned, tuned_saver(tuned, "medusa", run.out))
 
 
-def remembers(recipe: Sections) -> bool:
+def remembers(recipe: TrainingRecipe) -> bool:
     """Whether the target is held to the distribution that it had before the run."""
     return recipe.medusa2.self_distillation

@@ -3,7 +3,7 @@
 Importing this file imports no torch. The recipe's sections and its choice of methods, the dispatch
 of `train`, the values that a method reads, the pre-flight's sums, the docs' table: all are derived
 from these records. A method's own code is its module, which holds `check_recipe`, `student` and `build`
-(`sections.py` says what they are given). Read next: `drafters/families.py`, the records of what is
+(`recipe.py` says what they are given). Read next: `drafters/families.py`, the records of what is
 trained; `spine.py`, the run of all methods; `medusa.py`, a method from top to bottom.
 """
 
@@ -38,11 +38,11 @@ from .method_config import (
 from .student.numbers import of_eagle, of_eagle3, of_medusa, of_mtp
 
 if TYPE_CHECKING:
-    from .sections import Sections
+    from .recipe import TrainingRecipe
     from .student.numbers import TargetSizes
 
-Count = Callable[["Sections"], int]
-Share = Callable[["Sections"], float]
+Count = Callable[["TrainingRecipe"], int]
+Share = Callable[["TrainingRecipe"], float]
 
 EVERY = (
     *("method", "name", "summary", "data", "objective", "optimizer", "loop", "machine", "checkpoint"),
@@ -53,31 +53,31 @@ _WITH_TARGET = ("target", "features", "probe")
 _ROWS_CUT, _COMPILED = "loop.context_parallel", "loop.compile"
 
 
-def _one(_recipe: Sections) -> int:
+def _one(_recipe: TrainingRecipe) -> int:
     return 1
 
 
-def _sequence_length(recipe: Sections) -> int:
+def _sequence_length(recipe: TrainingRecipe) -> int:
     return int(recipe.data.sequence_length)
 
 
-def _never(_recipe: Sections) -> bool:
+def _never(_recipe: TrainingRecipe) -> bool:
     return False
 
 
-def _nothing(_recipe: Sections) -> Mapping[str, str]:
+def _nothing(_recipe: TrainingRecipe) -> Mapping[str, str]:
     return {}
 
 
-def _start_from(recipe: Sections) -> list[str]:
+def _start_from(recipe: TrainingRecipe) -> list[str]:
     return [recipe.model.start_from] if recipe.model.start_from else []
 
 
-def _no_samples(_recipe: Sections) -> None:
+def _no_samples(_recipe: TrainingRecipe) -> None:
     return None
 
 
-def _uncounted(_recipe: Sections, _target: TargetSizes) -> None:
+def _uncounted(_recipe: TrainingRecipe, _target: TargetSizes) -> None:
     return None
 
 
@@ -133,11 +133,11 @@ class Method:
     """Of the other sections, or values in them, those that it reads beside EVERY."""
     ignores: tuple[str, ...] = ()
     """Values of sections that it reads otherwise."""
-    unread: Callable[[Sections], Mapping[str, str]] = _nothing
+    unread: Callable[[TrainingRecipe], Mapping[str, str]] = _nothing
     """Sections that this very recipe turns off, each with what would turn it on."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Settings of the drafter that the recipe chooses -> the value that does; others follow from the target."""
-    numbers: Callable[[Sections, TargetSizes], int | None] = _uncounted
+    numbers: Callable[[TrainingRecipe, TargetSizes], int | None] = _uncounted
     """Numbers that are trained for a target, by its sizes alone; None where these do not say."""
     memory: PassMemory = field(default_factory=PassMemory)
     """What its passes keep, for the pre-flight."""
@@ -149,21 +149,21 @@ class Method:
     """The value by which passes keep their ends alone, and are computed again for the gradient; empty: none does."""
     mask_field: str = ""
     """The field that may name a token as its mask, which texts may not have; empty: there is none."""
-    most_drafts: Callable[[Sections], int | None] = lambda _recipe: None
+    most_drafts: Callable[[TrainingRecipe], int | None] = lambda _recipe: None
     """Most tokens that what is trained drafts one behind another per target call; None: any number."""
     probes_deepest: bool = False
     """Whether a probe drafts as many, whatever `probe.draft_length` says."""
-    origins: Callable[[Sections], list[str]] = _start_from
+    origins: Callable[[TrainingRecipe], list[str]] = _start_from
     """Folders and names that what is trained is initialised from."""
     runs: Count = _one
     """Runs of the loop that keep checkpoints of their own."""
-    samples: Callable[[Sections], Samples | None] = _no_samples
+    samples: Callable[[TrainingRecipe], Samples | None] = _no_samples
     """What is trained on in place of the data's own rows, if so; known without looking at the data."""
     row_tokens: Count = _sequence_length
     """Tokens of a row in training."""
     row_flags: str = "--data.sequence_length"
     """The values that say how many they are, for messages."""
-    tunes_target: Callable[[Sections], bool] = _never
+    tunes_target: Callable[[TrainingRecipe], bool] = _never
     """Whether the target is trained with its drafter, and written beside it."""
 
     @property
@@ -171,22 +171,22 @@ class Method:
         """Whether it trains for a target."""
         return "target" in self.reads
 
-    def drafts_of(self, recipe: Sections, asked: int) -> int:
+    def drafts_of(self, recipe: TrainingRecipe, asked: int) -> int:
         """Tokens that are drafted per target call where so many are asked for."""
         most = self.most_drafts(recipe)
         return asked if most is None else min(asked, most)
 
-    def probe_depth(self, recipe: Sections) -> int:
+    def probe_depth(self, recipe: TrainingRecipe) -> int:
         """Most tokens that a probe drafts per target call."""
         most = self.most_drafts(recipe) if self.probes_deepest else None
         return self.drafts_of(recipe, int(recipe.probe.draft_length)) if most is None else most
 
-    def recomputes(self, recipe: Sections) -> bool:
+    def recomputes(self, recipe: TrainingRecipe) -> bool:
         """Whether passes, or layers, are computed again for the gradient."""
         return bool(self.recompute) and bool(attrgetter(self.recompute)(recipe))
 
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """What its module adds to a check that others do not need; `sections.py` lists them."""
+        """What its module adds to a check that others do not need; `trainers/recipe.py` lists them."""
         return getattr(self.code(), name, None)
 
     def code(self) -> ModuleType:
@@ -195,7 +195,7 @@ class Method:
             return self.module
         return import_module(self.module or f".{self.name}", __package__)
 
-    def reads_value(self, path: str, recipe: Sections) -> bool:
+    def reads_value(self, path: str, recipe: TrainingRecipe) -> bool:
         """Whether what it computes, or a command behind it, reads the value at a dotted path."""
         off = (*self.ignores, *self.unread(recipe))
         off += () if self.cuts_rows else (_ROWS_CUT,)
@@ -233,7 +233,7 @@ def _by_passes(count: Count, each: float = 1.0) -> PassMemory:
     return PassMemory(positions=count, passes=lambda recipe: each * count(recipe))
 
 
-def _heads(recipe: Sections) -> int:
+def _heads(recipe: TrainingRecipe) -> int:
     return int(recipe.medusa.heads)
 
 
@@ -241,35 +241,35 @@ def _heads_of(drafter: Any) -> Sequence[Any]:
     return list(getattr(drafter, "blocks", None) or drafter[0].blocks)  # a tuned target's part stands beside
 
 
-def _bpd_tunes(recipe: Sections) -> bool:
+def _bpd_tunes(recipe: TrainingRecipe) -> bool:
     return recipe.bpd.backbone == "tuned"
 
 
-def _masks_and_text(recipe: Sections) -> float:
+def _masks_and_text(recipe: TrainingRecipe) -> float:
     config, row = recipe.pard, _sequence_length(recipe)
     masks = sum(max(config.kept**d, config.kept_least) for d in range(1, config.drafts)) * row
     step = 64  # `block/masked_chains.py` fills up to a multiple of it
     return 1 + -(-masks // step) * step / row
 
 
-def _all_by_all(recipe: Sections) -> float:
+def _all_by_all(recipe: TrainingRecipe) -> float:
     row = _sequence_length(recipe)
     # text and masks against text and masks; `block/chain_spans.py` has none
     return 0.0 if row > MASKED else _masks_and_text(recipe) ** 2 * row
 
 
-def _pairs_by_text(recipe: Sections) -> float:
+def _pairs_by_text(recipe: TrainingRecipe) -> float:
     row = _sequence_length(recipe)
     # mask pairs against the text; in long rows they go block by block
     return 0.0 if row > MASKED else (_pairs_per_token(recipe) - 1) * row
 
 
-def _slots_per_token(recipe: Sections) -> float:
+def _slots_per_token(recipe: TrainingRecipe) -> float:
     row = _sequence_length(recipe)
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
 
 
-def _in_a_block(recipe: Sections, layout: str) -> int:
+def _in_a_block(recipe: TrainingRecipe, layout: str) -> int:
     """Drafts of a block; `layout`: where the recipe leaves the choice to the method."""
     return int(recipe.block.size) - ((recipe.block.layout or layout) == "fill-in")
 
@@ -278,13 +278,13 @@ def _block_layers(net: Any) -> Sequence[Any]:
     return list(net.layers)
 
 
-def _slots_and_text(recipe: Sections) -> float:
+def _slots_and_text(recipe: TrainingRecipe) -> float:
     row = _sequence_length(recipe)
     # every slot has a place for every token, whether it sees it or not; in long rows there is no such mask
     return 0.0 if row > MASKED else _slots_per_token(recipe) * row
 
 
-def _pairs_per_token(recipe: Sections) -> float:
+def _pairs_per_token(recipe: TrainingRecipe) -> float:
     config = recipe.peagle
     return float(1 + sum(max(config.kept**d, config.kept_least) for d in range(1, config.depths)))
 

@@ -29,7 +29,7 @@ from .loop.loop import RunOutcome
 from .loop.objective import Batch, Objective
 from .loop.sharding import standalone
 from .methods import METHODS
-from .sections import MakeProbe, Run, Sections
+from .recipe import MakeProbe, Run, TrainingRecipe
 from .student.fused import draft_vocabulary, frequent_tokens, say_covered
 from .student.warm_start import warm_started
 from .teacher.features import OnlineFeatures
@@ -46,7 +46,7 @@ _Goal = TypeVar("_Goal", bound=Objective)
 # ---- the run ----------------------------------------------------------------------------------
 
 
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """Raise RequestError for a target that the recipe's method cannot learn from; its weights may be only shapes.
 
     What every method with a frozen target requires, then what its module adds by a `check_target` of its own.
@@ -58,7 +58,7 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
         own(recipe, target)
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> RunOutcome:
+def run(recipe: TrainingRecipe, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> RunOutcome:
     """Train by a recipe into `out`: what its method's `build` makes, or by a `run` of the method's own.
 
     A drafter goes into `out/drafter`, a target that is tuned beneath it, which alone it fits, into `out/target`. It
@@ -80,8 +80,8 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
 
 
 def begun(
-    kind: Callable[[Sections, Any, PreTrainedModel, Save], _Goal],
-    make: Callable[[Sections, PreTrainedModel, Sequence[int] | None], Any],
+    kind: Callable[[TrainingRecipe, Any, PreTrainedModel, Save], _Goal],
+    make: Callable[[TrainingRecipe, PreTrainedModel, Sequence[int] | None], Any],
     run: Run,
     target: Backbone,
     rows: Prepared,
@@ -96,7 +96,7 @@ def begun(
     return kind(recipe, draft, target.model, saver(target, draft.family))
 
 
-def most_frequent(recipe: Sections, target: Backbone, rows: Prepared) -> Sequence[int] | None:
+def most_frequent(recipe: TrainingRecipe, target: Backbone, rows: Prepared) -> Sequence[int] | None:
     """The recipe's draft vocabulary: the most frequent labels of its training rows, ascending; None: it has none."""
     size, _ = draft_vocabulary(recipe)
     return None if size is None else frequent_tokens(rows.train, min(size, target.vocabulary))

@@ -37,7 +37,7 @@ from .losses.mix import Mix
 from .packed.lengths import check_rows_fit, check_start_context
 from .packed.passes import check_compiled_rows, hidden_states
 from .pruning.sizes import check_not_pruned
-from .sections import MakeProbe, Sections
+from .recipe import MakeProbe, TrainingRecipe
 from .student.architecture import fresh_model
 from .student.deeper import deepened
 from .student.draft import given_model, rows_of, whose
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where a term asks for a teacher, the model is to be cut from one, or rows keep
     no shape for `loop.compile`."""
     check_only_ce(recipe.objective)
@@ -71,7 +71,7 @@ def check_only_ce(objective: ObjectiveConfig) -> None:
 
 
 def student(
-    recipe: Sections, _target: PreTrainedModel | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+    recipe: TrainingRecipe, _target: PreTrainedModel | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedModel:
     """A fresh model, or the one that `start_from` names; on the meta device its shapes alone.
 
@@ -152,7 +152,7 @@ class NextToken(StaticParts):
 class TargetObjective(Objective):
     """Trains `model` on the text itself."""
 
-    def __init__(self, recipe: Sections, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, recipe: TrainingRecipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         rollouts = recipe.rollouts
         super().__init__(
             NextToken(model, chunk=recipe.objective.chunk, unlikelihood=rollouts.unlikelihood),
@@ -175,7 +175,7 @@ class TargetObjective(Objective):
         """No drafter is trained here."""
 
 
-def run(recipe: Sections, out: Path, resume: str = "auto", _make_probe: MakeProbe | None = None) -> RunOutcome:
+def run(recipe: TrainingRecipe, out: Path, resume: str = "auto", _make_probe: MakeProbe | None = None) -> RunOutcome:
     """Train a target into `out/target`. Resumes as `loop/setup.py`, `resume_from`, says; nothing is probed."""
     check_recipe(recipe)
     check_start_context(recipe.model, recipe.row_tokens)

@@ -1,6 +1,7 @@
-"""The schema of a recipe: sections that every method has, and those that the methods' records name.
+"""The schema of a recipe: what trainers read of it, the sections that the methods' records name, and what the commands
+behind a run read.
 
-No torch here. Read next: `load.py`, which reads recipes; `trainers/methods.py`, the records.
+No torch here. Read next: `load.py`, which reads recipes; `trainers/recipe.py`, `trainers/methods.py`, the records.
 """
 
 from __future__ import annotations
@@ -11,77 +12,19 @@ from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from ...config import Section
-from ...data.config import DataConfig, TokenizerConfig
 from ...drafters.config import DrafterConfig
 from ...eval.config import AuditConfig, EvalConfig
-from ...trainers.config import (
-    CheckpointConfig,
-    FeaturesConfig,
-    LoopConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    ProbeConfig,
-    TargetConfig,
-)
-from ...trainers.methods import METHODS, Method, own_sections
+from ...trainers.methods import METHODS, own_sections
+from ...trainers.recipe import TrainingRecipe
 from .identity import identity_of
 
 
-class MachineConfig(Section):
-    """The machine that a run is made for; `check` alone reads it, where it runs on another one."""
-
-    processes: int | None = Field(None, ge=1)
-    """Processes of the launch over all machines, one per device; empty: the machine at hand."""
-    device_gb: float = Field(80.0, gt=0)
-    """Memory of each device in GB (10^9 bytes)."""
-    sharding: Literal["none", "zero2", "zero3"] = "zero2"
-    """What the launch configuration spreads over the processes: none is `ddp.yaml`. Of one process none by default."""
-
-
-class _Recipe(Section):
+class _Recipe(TrainingRecipe):
     """A whole run: the resolved recipe alone repeats it."""
 
-    method: str
-    """What is trained."""
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
-    summary: str = ""
-    """One line for `draftsmith ls`."""
-    data: DataConfig = Field(default_factory=DataConfig)
-    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
-    target: TargetConfig = Field(default_factory=TargetConfig)
-    features: FeaturesConfig = Field(default_factory=FeaturesConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    loop: LoopConfig = Field(default_factory=LoopConfig)
-    machine: MachineConfig = Field(default_factory=MachineConfig)
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    probe: ProbeConfig = Field(default_factory=ProbeConfig)
     drafter: DrafterConfig = Field(default_factory=DrafterConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     audit: AuditConfig = Field(default_factory=AuditConfig)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """A section of a method's own."""
-
-    @property
-    def record(self) -> Method:
-        """What its method is."""
-        return METHODS[self.method]
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of a row in training: packed text, or a prompt and its continuation."""
-        return self.record.row_tokens(self)
-
-    @property
-    def tunes_target(self) -> bool:
-        """Whether the target is trained with its drafter, and written beside it."""
-        return self.record.tunes_target(self)
 
     @property
     def identity(self) -> dict[str, Any]:

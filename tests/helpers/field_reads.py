@@ -108,7 +108,9 @@ class Package:
         path, node = owner[0], self.defined[owner]
         assert isinstance(node, ast.ClassDef)
         types = NOTHING
-        for each in node.body:
+        # some fields are declared where only types are checked
+        guarded = [inner for each in node.body if isinstance(each, ast.If) for inner in each.body]
+        for each in [*node.body, *guarded]:
             if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == name:
                 types |= self.annotated(path, each.annotation)
             if isinstance(each, FUNCTIONS):

@@ -46,7 +46,7 @@ from draftsmith.trainers.config import (
 from draftsmith.trainers.loop import setup
 from draftsmith.trainers.loop.loop import Loop, Plan, Probe
 from draftsmith.trainers.method_config import BoostConfig, LoraConfig
-from draftsmith.trainers.sections import Run
+from draftsmith.trainers.recipe import Run
 from draftsmith.trainers.student.architecture import fresh_model
 from helpers.runs.damaged_files import damage
 from safetensors.torch import load_file

@@ -21,7 +21,7 @@ from ..loop.objective import Batch
 from ..losses.terms import check_terms
 from ..method_config import BlockConfig
 from ..pruning.sizes import check_not_pruned
-from ..sections import Sections
+from ..recipe import TrainingRecipe
 from ..spine import DrafterObjective
 from ..student.fused import drafted_ids
 from ..teacher.frozen import Save
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_blocks(recipe: Sections, layout: Layout) -> None:
+def check_blocks(recipe: TrainingRecipe, layout: Layout) -> None:
     """Raise RequestError where nothing would be learnt, or blocks are longer than rows."""
     positions = recipe.block.size - (layout == "fill-in")
     check_terms(recipe.objective, positions=positions, counted_by="block.size")
@@ -45,7 +45,7 @@ def check_blocks(recipe: Sections, layout: Layout) -> None:
     check_not_pruned(recipe.model)
 
 
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """Raise RequestError for hidden states or a mask token that the target does not have."""
     chosen_layers(recipe.block, target)
     table: Any = target.get_input_embeddings()
@@ -58,7 +58,7 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
 
 
 def sizes_of(
-    recipe: Sections, target: PreTrainedModel, layout: Layout, ids: Sequence[int] | None = None
+    recipe: TrainingRecipe, target: PreTrainedModel, layout: Layout, ids: Sequence[int] | None = None
 ) -> dict[str, Any]:
     """What a recipe chooses of a network: the fields of `BlockShape`, and the tokens that it drafts.
 
@@ -95,7 +95,7 @@ class BlockObjective(DrafterObjective):
 
     Student: ClassVar[type[BlockStudent]] = BlockStudent
 
-    def __init__(self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, draft: BlockNet, target: PreTrainedModel, save: Save) -> None:
         super().__init__(self.Student(draft, target, recipe), draft, target, save, layers=(*draft.config.layers, LAST))
         self._embed: Any = target.get_input_embeddings()
         self._most, self._anchors, self._seed = draft.config.most, recipe.block.anchors, HELD_OUT_SEED

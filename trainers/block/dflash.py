@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...data.rows.prepare import Prepared
 from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.net import BlockNet, Layout
-from ..sections import Run, Sections
+from ..recipe import Run, TrainingRecipe
 from ..spine import begun
 from .common import BlockObjective, check_blocks, check_target, sizes_of
 
@@ -26,12 +26,12 @@ LAYOUT: Layout = "fill-in"
 DFlashObjective = BlockObjective
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt."""
     check_blocks(recipe, recipe.block.layout or LAYOUT)
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> BlockNet:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> BlockNet:
     """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     return BlockNet.for_target(target, **sizes_of(recipe, target, LAYOUT, ids))
 

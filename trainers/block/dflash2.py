@@ -25,7 +25,7 @@ from ...drafters.block.selected import DFlash2Net
 from ...errors import RequestError
 from ..loop.objective import Batch
 from ..losses.candidates import likeliest, logits_of
-from ..sections import Run, Sections
+from ..recipe import Run, TrainingRecipe
 from ..spine import begun
 from ..student.compared import Drafts
 from .common import BlockObjective, check_blocks, sizes_of
@@ -39,12 +39,12 @@ __all__ = ["DFlash2Objective", "build", "check_recipe", "check_target", "student
 LAYOUT: Layout = "fill-in"
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt."""
     check_blocks(recipe, recipe.block.layout or LAYOUT)
 
 
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """As for all block drafters; also where the sizes do not fit the target's."""
     check_block_target(recipe, target)
     config: Any = target.config.get_text_config(decoder=True)
@@ -60,7 +60,7 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
         raise RequestError(f"dflash2.candidates is {recipe.dflash2.candidates}, and {of}; lower it")
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> DFlash2Net:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> DFlash2Net:
     """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     table: Any = target.get_output_embeddings()
     own: dict[str, Any] = {
@@ -78,7 +78,7 @@ class SelectingStudent(BlockStudent):
 
     draft: DFlash2Net
 
-    def __init__(self, draft: DFlash2Net, target: Any, recipe: Sections) -> None:
+    def __init__(self, draft: DFlash2Net, target: Any, recipe: TrainingRecipe) -> None:
         super().__init__(draft, target, recipe)
         self._weight = recipe.dflash2.weight
 

@@ -20,7 +20,7 @@ from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.dspark import DSparkNet
 from ...drafters.block.net import Layout
 from ..loop.objective import Batch
-from ..sections import Run, Sections
+from ..recipe import Run, TrainingRecipe
 from ..spine import begun
 from ..student.compared import Drafts
 from .common import BlockObjective, check_blocks, check_target, sizes_of
@@ -33,12 +33,12 @@ __all__ = ["DSparkObjective", "build", "check_recipe", "check_target", "student"
 LAYOUT: Layout = "anchor-first"
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt."""
     check_blocks(recipe, recipe.block.layout or LAYOUT)
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> DSparkNet:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> DSparkNet:
     """An untrained network for `target`; on the meta device its shapes alone. `ids`: as of `drafted_ids`."""
     table: Any = target.get_output_embeddings()
     sizes = sizes_of(recipe, target, LAYOUT, ids)
@@ -51,7 +51,7 @@ class DSparkStudent(BlockStudent):
 
     draft: DSparkNet
 
-    def __init__(self, draft: DSparkNet, target: Any, recipe: Sections) -> None:
+    def __init__(self, draft: DSparkNet, target: Any, recipe: TrainingRecipe) -> None:
         super().__init__(draft, target, recipe, keeps_overlap=recipe.dspark.confidence > 0)
         self._weight = recipe.dspark.confidence
 

@@ -32,7 +32,7 @@ from ..losses.chunked import ChunkedLoss
 from ..losses.mix import Mix
 from ..losses.terms import check_terms
 from ..pruning.sizes import check_not_pruned
-from ..sections import Run, Sections
+from ..recipe import Run, TrainingRecipe
 from ..spine import DrafterObjective, begun
 from ..student.compared import Student
 from ..student.fused import drafted_ids
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt, or an engine would be asked for a state that it has not."""
     check_terms(recipe.objective, positions=recipe.mtp.passes, counted_by="mtp.passes")
     check_in_rows(recipe, recipe.mtp.passes, "mtp.passes")
@@ -58,7 +58,7 @@ def check_recipe(recipe: Sections) -> None:
         )
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MtpNet:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MtpNet:
     """An untrained network for `target`, of the sizes of its own module where the recipe begins with that; on the
     meta device its shapes alone. `ids`: as of `drafted_ids`."""
     config, given = recipe.mtp, recipe.target
@@ -69,7 +69,7 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
     return MtpNet(replace(own, draft_vocabulary=count_of(ids)), ids)
 
 
-def began(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MtpNet:
+def began(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MtpNet:
     """`student` with the weights that it begins with: fresh ones, or those of the target's own module."""
     net = student(recipe, target, ids)
     if recipe.mtp.from_target and recipe.model.start_from is None:
@@ -85,7 +85,7 @@ class MtpStudent(Student):
 
     draft: MtpNet
 
-    def __init__(self, draft: MtpNet, target: Any, recipe: Sections) -> None:
+    def __init__(self, draft: MtpNet, target: Any, recipe: TrainingRecipe) -> None:
         config = self._config = recipe.mtp
         mix = Mix.of(recipe.objective)
         loss = BlockLoss(mix, config.passes)
@@ -107,7 +107,7 @@ class MtpStudent(Student):
 class MtpObjective(DrafterObjective):
     """Trains `draft` to have the distribution of the frozen `target` along its own drafts."""
 
-    def __init__(self, recipe: Sections, draft: MtpNet, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, draft: MtpNet, target: PreTrainedModel, save: Save) -> None:
         layers = (UNNORMED, LAST) if draft.reads == UNNORMED else (LAST,)
         goal = MtpStudent(draft, target, recipe)
         super().__init__(goal, draft, target, save, layers=layers, reads_tokens=True, ahead=recipe.mtp.passes)

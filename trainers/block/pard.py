@@ -37,7 +37,7 @@ from ..losses.terms import check_terms
 from ..method_config import LoraConfig
 from ..packed.lengths import check_start_context
 from ..pruning.sizes import check_cut
-from ..sections import Run, Sections
+from ..recipe import Run, TrainingRecipe
 from ..spine import DrafterObjective
 from ..student.compared import Drafts, Student
 from ..student.draft import cut_from_target, make_draft, rows_of, whose
@@ -51,24 +51,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt."""
     check_terms(recipe.objective)
     check_in_rows(recipe, recipe.pard.drafts, "pard.drafts", first=1)
 
 
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """Raise RequestError for sizes of no cut."""
     check_cut(recipe.model, target)
 
 
-def check_start(recipe: Sections) -> None:
+def check_start(recipe: TrainingRecipe) -> None:
     """Raise RequestError for rows that are too long for the model of `start_from`; reads no weights."""
     check_start_context(recipe.model, recipe.row_tokens)
 
 
 def student(
-    recipe: Sections,
+    recipe: TrainingRecipe,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
@@ -187,7 +187,7 @@ def row_means(at_P: Tensor, batch: Batch) -> Tensor:
 class PardObjective(DrafterObjective):
     """Trains `draft` to have the distributions of the frozen `target` behind the text and behind its masks."""
 
-    def __init__(self, recipe: Sections, draft: PreTrainedModel, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, draft: PreTrainedModel, target: PreTrainedModel, save: Save) -> None:
         mask, config = mask_of(draft), recipe.pard
         assert mask is not None  # `student` has marked it
         goal = PardStudent(draft, target, recipe.objective, drafts=config.drafts, mask_id=mask)

@@ -32,7 +32,7 @@ from ..losses.pace import joined
 from ..losses.terms import check_terms
 from ..packed.passes import are_long
 from ..pruning.sizes import check_not_pruned
-from ..sections import Run, Sections
+from ..recipe import Run, TrainingRecipe
 from ..spine import DrafterObjective, begun
 from ..student.compared import Drafts, Student
 from ..student.fused import chosen_layers, drafted_ids
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_recipe(recipe: Sections) -> None:
+def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where `peagle` and `objective` together teach nothing."""
     config = recipe.peagle
     own = {"peagle.ce": config.ce}
@@ -53,12 +53,12 @@ def check_recipe(recipe: Sections) -> None:
     check_not_pruned(recipe.model)
 
 
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """Raise RequestError for hidden states that the target does not have."""
     chosen_layers(recipe.peagle.layers, target, "peagle.layers")
 
 
-def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> PeagleNet:
+def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> PeagleNet:
     """An untrained network for `target`; on the meta device its shapes alone.
 
     Args:
@@ -91,7 +91,7 @@ class PeagleStudent(Student):
 
     draft: PeagleNet
 
-    def __init__(self, draft: PeagleNet, target: Projection, recipe: Sections) -> None:
+    def __init__(self, draft: PeagleNet, target: Projection, recipe: TrainingRecipe) -> None:
         config = self._config = recipe.peagle
         mix = Mix.of(recipe.objective, kl=0.0)
         loss = DraftVocabularyLoss(draft, config.depths, config.ce, mix)
@@ -142,7 +142,7 @@ def _compared(outputs: Sequence[Tensor], batch: Batch, branches: Sampled) -> Dra
 class PeagleObjective(DrafterObjective):
     """Trains `draft` to have the distribution of the frozen `target` at every depth of its drafts."""
 
-    def __init__(self, recipe: Sections, draft: PeagleNet, target: PreTrainedModel, save: Save) -> None:
+    def __init__(self, recipe: TrainingRecipe, draft: PeagleNet, target: PreTrainedModel, save: Save) -> None:
         goal, layers = PeagleStudent(draft, Projection.of(target), recipe), (*draft.config.layers, LAST)
         super().__init__(goal, draft, target, save, layers=layers, reads_tokens=True)
         self._config, self._seed = recipe.peagle, HELD_OUT_SEED

@@ -27,7 +27,7 @@ from ..losses.candidates import likeliest
 from ..losses.chunked import Added, ChunkedLoss
 from ..losses.mix import Mix, OfTarget, drafted
 from ..packed.passes import are_long
-from ..sections import Sections
+from ..recipe import TrainingRecipe
 from ..student.compared import Drafts, Student
 from .anchors import Anchors
 
@@ -88,7 +88,7 @@ class BlockStudent(Student):
 
     compiles = False
 
-    def __init__(self, draft: BlockNet, target: Any, recipe: Sections, *, keeps_overlap: bool = False) -> None:
+    def __init__(self, draft: BlockNet, target: Any, recipe: TrainingRecipe, *, keeps_overlap: bool = False) -> None:
         """`keeps_overlap`: `auxiliary_loss` is told how much of every draft's distribution is accepted."""
         self._config = recipe.block
         mix = Mix.of(recipe.objective)

@@ -13,7 +13,7 @@ from torch import nn
 from ...drafters.families import FAMILIES
 from ...drafters.folder import derived_family
 from ..method_config import LoraConfig
-from ..sections import Sections
+from ..recipe import TrainingRecipe
 from ..student.draft import make_draft
 from .members import derived_folder, trained_models
 
@@ -24,7 +24,7 @@ _FP32 = 4  # bytes of a number, in which drafts are kept
 
 
 def students(
-    recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    recipe: TrainingRecipe, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> list[PreTrainedModel]:
     """Every SSM that is trained; those derived from the target as it stands are not among them."""
     models = trained_models(recipe.boost, recipe.model)
@@ -36,7 +36,7 @@ def size_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def kept_for_probes(recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int:
+def kept_for_probes(recipe: TrainingRecipe, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int:
     """Bytes of the SSMs that are in memory beside the largest one: those of earlier rounds."""
     if recipe.boost.order == "side_by_side" or recipe.lora.rank is not None:
         return 0
@@ -45,7 +45,7 @@ def kept_for_probes(recipe: Sections, target: PreTrainedModel, tokenizer: PreTra
     return _FP32 * (sum(counts) - max(counts)) + _copies(recipe, target)
 
 
-def _copies(recipe: Sections, target: nn.Module) -> int:
+def _copies(recipe: TrainingRecipe, target: nn.Module) -> int:
     """Bytes of the copies of the target among earlier rounds; an early exit is the target itself."""
     folders = [derived_folder(recipe.boost, number) for number in range(1, recipe.boost.members)]
     families = [derived_family(each) for each in folders if each is not None]

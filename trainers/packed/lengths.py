@@ -10,10 +10,10 @@ from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
 from ..methods import METHODS
-from ..sections import Sections
+from ..recipe import TrainingRecipe
 
 
-def check_rows_fit(recipe: Sections, config: Any, whose: str) -> None:
+def check_rows_fit(recipe: TrainingRecipe, config: Any, whose: str) -> None:
     """Raise RequestError where a training row is longer than the context of a model's `config`.
 
     Args:

@@ -31,7 +31,7 @@ from ..method_config import LoraConfig
 from ..packed.lengths import check_rows_fit
 from ..pruning.layers import prune
 from ..pruning.sizes import pruned_config
-from ..sections import Sections
+from ..recipe import TrainingRecipe
 from .architecture import fresh_model
 from .lora import adapt, adapt_shapes, save_adapted
 from .recomputed import recompute_layers
@@ -46,7 +46,7 @@ def in_shapes() -> bool:
 
 
 def make_draft(
-    recipe: Sections,
+    recipe: TrainingRecipe,
     model: ModelConfig,
     lora: LoraConfig,
     target: PreTrainedModel,
@@ -155,7 +155,7 @@ def check_same_tokens(start_from: str, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def cut_from_target(
-    recipe: Sections, model: ModelConfig, target: PreTrainedModel, held_out: PackedRows, *, out: Path, seed: int
+    recipe: TrainingRecipe, model: ModelConfig, target: PreTrainedModel, held_out: PackedRows, *, out: Path, seed: int
 ) -> PreTrainedModel | None:
     """A draft cut from the target as `model` says, None where it begins otherwise; `out` keeps the search for the cut
     (`pruning/layers.py`)."""

@@ -17,7 +17,7 @@ from ...data.rows.packed import PackedRows
 from ...drafters.eagle.net3 import fused_layers
 from ...errors import RequestError
 from ..methods import METHODS
-from ..sections import Sections
+from ..recipe import TrainingRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,13 +71,13 @@ def say_covered(rows: PackedRows, ids: Sequence[int]) -> None:
     )
 
 
-def draft_vocabulary(recipe: Sections) -> tuple[int | None, str]:
+def draft_vocabulary(recipe: TrainingRecipe) -> tuple[int | None, str]:
     """How many tokens what a recipe trains can draft, None: all; and the value that says so, empty where none does."""
     option = METHODS[recipe.method].sizes.get("draft_vocabulary", "")
     return (attrgetter(option)(recipe) if option else None), option
 
 
-def coverage(recipe: Sections, labels: Sequence[Any]) -> str:
+def coverage(recipe: TrainingRecipe, labels: Sequence[Any]) -> str:
     """What the recipe's draft vocabulary would cover of texts' labels, in words; empty where it has none."""
     size, option = draft_vocabulary(recipe)
     return "" if size is None else covered_by_half(labels, size, option)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ..sections import Sections
+    from ..recipe import TrainingRecipe
 
 
 class TargetSizes(Protocol):
@@ -29,26 +29,26 @@ class TargetSizes(Protocol):
     def vocabulary(self) -> int: ...
 
 
-def of_eagle(_recipe: Sections, target: TargetSizes) -> int:
+def of_eagle(_recipe: TrainingRecipe, target: TargetSizes) -> int:
     """A layer without its first norm, and the product that joins both halves of a pair."""
     return _layer(target) + 2 * target.hidden**2 + target.hidden
 
 
-def of_mtp(recipe: Sections, target: TargetSizes) -> int | None:
+def of_mtp(recipe: TrainingRecipe, target: TargetSizes) -> int | None:
     """A whole layer with norms of query and key, of both halves and of the output; None of the target's own module."""
     if recipe.mtp.from_target:
         return None
     return _layer(target) + 2 * target.hidden**2 + 5 * target.hidden + 2 * target.head_size
 
 
-def of_eagle3(recipe: Sections, target: TargetSizes) -> int:
+def of_eagle3(recipe: TrainingRecipe, target: TargetSizes) -> int:
     """Its attention reads embedding and state side by side, three states are fused, and the head is its own."""
     wider = target.hidden * (_attention(target) - target.heads * target.head_size)
     rows = min(recipe.eagle3.vocabulary, target.vocabulary)
     return _layer(target) + wider + (3 * target.hidden + rows + 4) * target.hidden
 
 
-def of_medusa(recipe: Sections, target: TargetSizes) -> int:
+def of_medusa(recipe: TrainingRecipe, target: TargetSizes) -> int:
     """Blocks with a bias, and a projection of each head unless they share the target's."""
     medusa, hidden = recipe.medusa, target.hidden
     rows = min(medusa.vocabulary or target.vocabulary, target.vocabulary)

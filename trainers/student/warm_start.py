@@ -29,7 +29,7 @@ from ...drafters.weights import load_weights
 from ...errors import RequestError
 from ..methods import METHODS
 from ..pruning.sizes import check_not_pruned
-from ..sections import Sections
+from ..recipe import TrainingRecipe
 
 _log = logging.getLogger(__name__)
 _Drafter = TypeVar("_Drafter", bound=nn.Module)
@@ -56,7 +56,7 @@ _THEIRS = (
 """Sizes of a published drafter's layers, which it goes on with whatever the target's are."""
 
 
-def warm_started(module: _Drafter, recipe: Sections, target: Backbone) -> _Drafter:
+def warm_started(module: _Drafter, recipe: TrainingRecipe, target: Backbone) -> _Drafter:
     """`module`, a drafter, with the weights that `model.start_from` names, if it names any.
 
     EAGLE-3 takes over the folder's draft vocabulary with them: the rows of its projection are
@@ -79,7 +79,7 @@ def warm_started(module: _Drafter, recipe: Sections, target: Backbone) -> _Draft
     return module
 
 
-def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity | None, config: Any) -> None:
+def check_warm_start(module: nn.Module, recipe: TrainingRecipe, target: TargetIdentity | None, config: Any) -> None:
     """Raise RequestError where `module` cannot go on from the folder that `start_from` names.
 
     That is: no drafter is there, it is of another family, for another target, or of other sizes.
@@ -109,7 +109,7 @@ def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity
     _check_sizes(module, recipe, settings, folder)
 
 
-def check_start_folder(recipe: Sections) -> None:
+def check_start_folder(recipe: TrainingRecipe) -> None:
     """Raise RequestError for a `start_from` that holds no drafter, where one is expected; reads no weights."""
     family = METHODS[recipe.method].family
     if recipe.model.start_from is not None and family in FAMILIES and FAMILIES[family].build is not None:
@@ -162,7 +162,7 @@ def _without_positions(sizes: dict[str, Any]) -> dict[str, Any]:
     return left | {"prefix": _without_positions(left["prefix"])} if left.get("prefix") else left
 
 
-def _check_sizes(module: Any, recipe: Sections, settings: dict[str, Any], folder: Path) -> None:
+def _check_sizes(module: Any, recipe: TrainingRecipe, settings: dict[str, Any], folder: Path) -> None:
     own = json.loads(json.dumps(asdict(module.config)))  # as a folder has them: lists, no tuples
     # a folder may be older than a size, which then is what it was before there was a choice
     older = {each.name: each.default for each in fields(module.config)}

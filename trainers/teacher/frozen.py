@@ -31,7 +31,7 @@ from ..loop.loop import Plan, RunOutcome
 from ..loop.objective import Objective
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..packed.lengths import check_rows_fit
-from ..sections import Run, Sections
+from ..recipe import Run, TrainingRecipe
 from ..student.warm_start import check_start_folder
 from .engine_answers import answered_rows
 from .feature_cache import feature_source
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 Save = Callable[[nn.Module, Path], None]
-CheckTarget = Callable[[Sections, "PreTrainedModel"], None]
-CheckRows = Callable[[Sections, Prepared], None]
+CheckTarget = Callable[[TrainingRecipe, "PreTrainedModel"], None]
+CheckRows = Callable[[TrainingRecipe, Prepared], None]
 Build = Callable[[Backbone, Prepared], Objective]
 
 
-def check_teacher(recipe: Sections, target: PreTrainedModel) -> None:
+def check_teacher(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     """Raise RequestError for a target that no method with a frozen target can learn from.
 
     Args:
@@ -60,7 +60,7 @@ def check_teacher(recipe: Sections, target: PreTrainedModel) -> None:
     _check_not_moved(recipe, target.config)
 
 
-def _check_not_moved(recipe: Sections, config: Any) -> None:
+def _check_not_moved(recipe: TrainingRecipe, config: Any) -> None:
     """Raise RequestError where a quantised target would be trained, or a draft be made of its weights."""
     how = recipe.target.quantization or quantisation_of(config)
     if how is None:
@@ -158,7 +158,7 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
     return accelerator, teacher
 
 
-def _layers_here(recipe: Sections) -> int | None:
+def _layers_here(recipe: TrainingRecipe) -> int | None:
     """How many of the target's first layers this process needs; None for all."""
     if recipe.features.source != "engine":
         return None
@@ -214,7 +214,7 @@ def prepare_rows(run: Run, accelerator: Accelerator, teacher: Backbone) -> Prepa
     return rows
 
 
-def plan_of(recipe: Sections) -> Plan:
+def plan_of(recipe: TrainingRecipe) -> Plan:
     """The sections that the loop reads, and what the run is known by."""
     return Plan(recipe.loop, recipe.optimizer, recipe.checkpoint, recipe.probe, recipe.identity)
 

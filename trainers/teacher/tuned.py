@@ -40,7 +40,7 @@ from ..losses.chunked import ChunkedLoss, Teacher, TokenLoss, cross_entropy
 from ..losses.mix import Mix
 from ..method_config import TuneConfig
 from ..packed.passes import hidden_states
-from ..sections import Run, Sections
+from ..recipe import Run, TrainingRecipe
 from ..student.lora import TUNED_NAME, add_adapter, without_adapters
 from ..student.recomputed import recompute_layers
 from .frozen import CheckTarget, Save, run_for_target, settings_of
@@ -197,7 +197,7 @@ class TunedStudent(nn.Module):
         return loss, {f"lm_{name}": terms.get(name, zero) for name in self._names}
 
 
-def check_tuned(recipe: Sections) -> None:
+def check_tuned(recipe: TrainingRecipe) -> None:
     """Raise RequestError for sections that a target which moves cannot follow."""
     check_precision(recipe.tune, recipe.target)
     if recipe.features.source != "online":

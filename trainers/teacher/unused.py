@@ -14,13 +14,13 @@ from ...data.rows.cache import Prepared
 from ...data.rows.packed import Ids
 from ...errors import RequestError
 from ..methods import METHODS
-from ..sections import Sections
+from ..recipe import TrainingRecipe
 
 _LOOKED_AT = 1000
 """Rows: an id that is in none of the first thousand is a rare one, and costs little."""
 
 
-def check_unused(recipe: Sections, texts: Iterable[Ids]) -> None:
+def check_unused(recipe: TrainingRecipe, texts: Iterable[Ids]) -> None:
     """Raise RequestError where a mask that the recipe names stands in texts, as what ends them does."""
     field = METHODS[recipe.method].mask_field
     token = attrgetter(field)(recipe) if field else None
