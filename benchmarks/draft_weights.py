@@ -89,6 +89,8 @@ Measured = dict[str, Any]
 
 def main() -> None:
     args = parser().parse_args()
+    if lacking := [name for name in args.families if args.shape not in CHOSEN[name].shapes]:
+        raise SystemExit(f"{', '.join(lacking)} cannot draft in --shape {args.shape}; name other --families or chain")
     same_settings(args.out, vars(args), free=FREE)
     parts = by_seed(args)
     cells = [(name, arm) for name in args.families for arm in args.arms]
