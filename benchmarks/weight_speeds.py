@@ -71,7 +71,7 @@ def assembled(rows: list[dict[str, Any]], args: argparse.Namespace) -> Record:
         target=target_weights(load_recipe("eagle3-tiny").recipe.target.path),
         setup=f"The drafters of `draft_weights.py`; {args.limit} held-out prompts of {args.prompts}, "
         f"{args.max_new_tokens} new tokens, batch 1, chains of {DEPTH}, the drafters of a family and plain decoding "
-        f"in turn, {args.repeats} times each.",
+        f"in turn, {'once' if args.repeats == 1 else f'{args.repeats} times'} each.",
         intervals="95 % bootstrap intervals over prompts; over seeds the means of their ends",
         audit={"verdict": "of `draft_weights.py`, the same drafters"},
         formats={"speedup_T0": ".2f", "speedup_T1": ".2f"},

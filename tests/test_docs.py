@@ -95,9 +95,9 @@ BENCHMARKS = {
         "--set data.sequence_length=64 --set loop.validate_rows=2"
     ),
     "benchmarks/weight_speeds.py": (
-        "--families MTP --arms shipped --start-steps 1 --steps 1 --batch-rows 2 --answers 40 --draws 1 --limit 2 "
-        "--max-new-tokens 12 --repeats 1 --audit-tokens 500 --audit-sequences 10000 --set data.sequence_length=64 "
-        "--set loop.validate_rows=2"
+        "--families MTP --arms shipped --seeds 0 --start-steps 1 --steps 1 --batch-rows 2 --answers 40 --draws 1 "
+        "--limit 2 --max-new-tokens 12 --repeats 1 --audit-tokens 500 --audit-sequences 10000 "
+        "--set data.sequence_length=64 --set loop.validate_rows=2"
     ),
     "benchmarks/moving_target.py": (
         "--first 1 --stages 1 --start-steps 1 --adapt-steps 1 --questions 40 --answer-tokens 8 --draws 1 --limit 2 "
