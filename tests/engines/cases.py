@@ -65,6 +65,10 @@ class Case:
 
 
 MASK = ("drafter: model.mask_embedding",)
+REPLACED = ("draft model", "PARD", "EAGLE-1", "EAGLE-3", "MTP", "Medusa")
+"""Drafters that are replaced while vLLM runs: those of whose class it replaces all weights."""
+KEPT_MASK, KEPT_PRODUCTS = "P-EAGLE", "DFlash"
+"""Those of which it keeps something: the state of a mask, and products that it puts together as it loads."""
 CASES = (
     Case("draft model", "distill", engine_class="Qwen3ForCausalLM"),
     Case("EAGLE-1", "eagle", engine_class="EagleLlamaForCausalLM"),

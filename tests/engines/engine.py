@@ -57,6 +57,8 @@ class Served:
     engine_class: str
     untouched: list[str]
     runs: list[Answered]
+    again: list[Answered]
+    """The same runs, with the weights that took the drafter's place."""
 
 
 class Vllm:
@@ -83,12 +85,14 @@ class Vllm:
         of_target: dict[str, Any] | None = None,
         *,
         as_it_comes: bool = False,
+        replaced_by: Path | None = None,
     ) -> Served:
         """Load `model` with that draft, answer, and unload; what goes wrong there is raised here.
 
         Args:
             of_target: words that are put into the model's config.
             as_it_comes: with the build's own key norms of DFlash (`in_vllm/mended.py`).
+            replaced_by: a folder whose weights take the place of the drafter's, before all is asked once more.
         """
         self._count += 1
         job, result = (self._folder / f"{kind}-{self._count}.json" for kind in ("job", "result"))
@@ -100,6 +104,7 @@ class Vllm:
                     "speculative_config": speculative_config,
                     "of_target": of_target or {},
                     "as_it_comes": as_it_comes,
+                    "replaced_by": None if replaced_by is None else str(replaced_by),
                     "runs": runs,
                 }
             )
@@ -112,8 +117,8 @@ class Vllm:
         found = json.loads(result.read_text())
         if "error" in found:
             raise RuntimeError(f"vLLM refused the job; {self._log.name}\n{found['error']}")
-        runs = [Answered(**run) for run in found["runs"]]
-        return Served(found["version"], found["faults"], found["class"], found["untouched"], runs)
+        answers, again = ([Answered(**run) for run in found[name]] for name in ("runs", "again"))
+        return Served(found["version"], found["faults"], found["class"], found["untouched"], answers, again)
 
     def close(self) -> None:
         """End the process."""

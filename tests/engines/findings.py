@@ -15,7 +15,7 @@ from pathlib import Path
 from draftsmith.benchmarks.common.provenance import commit, hardware
 from draftsmith.benchmarks.common.records import Audit, Cell, Figure, Record, Table, Weights, table_of, write_record
 from draftsmith.eval.measure.environment import drafter_hash, environment
-from engines.cases import CASES, OF_ONE_PASS, STEPS
+from engines.cases import CASES, OF_ONE_PASS, REPLACED, STEPS
 from engines.engine import MOST_TOKENS, PLACE
 from engines.measured import LEVEL
 
@@ -53,6 +53,13 @@ SPEEDS = {
     "speed-up, T = 0": "{speedup_0}",
     "T = 1 ": "{speedup_1}",
 }
+REPLACING = {
+    "drafter": "{drafter}",
+    "steps [accepted by position], ours": "{ours}",
+    "the engine's, before": "{before}",
+    "after": "{theirs}",
+}
+REPLACED_IN = "vLLM, replaced while it runs"
 SERVED = ("none", "draft model", "EAGLE-3", FAULTY)
 ASKED = ("1", "2", "1, with answers")
 # file name -> title, the rows that it needs, its tables
@@ -66,6 +73,11 @@ RECORDS = {
             "transformers": table_of(HEADS, {"engine": "transformers", "temperatures": "0"}),
             "transformers-sampled": table_of(DRAWN, {"engine": "transformers", "temperatures": "1"}),
         },
+    ),
+    "engine-reloads": (
+        "Drafters that are replaced while an engine runs",
+        {(REPLACED_IN, title) for title in REPLACED},
+        {"reloads": table_of(REPLACING, {"engine": REPLACED_IN})},
     ),
     "engine-servers": (
         "An engine's server, audited, measured and asked for hidden states",
