@@ -42,7 +42,7 @@ types: $(READY)
 	cd $(VENV)/typecheck && ../bin/mypy --config-file ../../pyproject.toml -p draftsmith
 
 # goes on where it was stopped, as long as no file has changed
-test-all: $(VENV)/trackers
+test-all: $(VENV)/for-all-tests
 	$(BIN)/python benchmarks/all_tests.py
 
 # the fast tests with the lowest releases that pyproject.toml allows
@@ -89,10 +89,11 @@ $(READY): pyproject.toml constraints.txt
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
-# every test there is needs them, nothing else does
-$(VENV)/trackers: $(READY)
+# trackers and TRL: every test there is needs them, nothing else does; what TRL requires is there already
+$(VENV)/for-all-tests: $(READY)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt \
 		-e ".[tensorboard,trackio,wandb,mlflow]"
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps -c constraints.txt trl
 	touch $@
 
 $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
