@@ -6,9 +6,13 @@ started again for it. For two families the version at hand has to be, and a test
 
 from __future__ import annotations
 
+import json
 import shutil
+import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from engines.engine import MOST_TOKENS, NEEDED, Asked, Served, Vllm
 from engines.exported import exported
 from engines.findings import REPLACED_IN, Findings, counted
 from engines.measured import Counts, Prompts, greedy, plain
+from engines.serving import NAME, serving
 from engines.test_vllm import K, tree_of
 from safetensors.torch import load_file, save_file
 
@@ -90,6 +95,50 @@ def test_a_drafter_is_replaced(
     assert before.tokens == after.tokens == plain(target, prompts, MOST_TOKENS)
     assert found.counts == (found.ours.steps, found.ours.accepted)
     assert sum(before.accepted) < sum(after.accepted)  # otherwise nothing was replaced
+
+
+def test_a_server_takes_a_drafter(
+    target: Backbone, prompts: Prompts, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTP, as the page has it."""
+    run = trained("eagle3")
+    command = exported(run, "vllm", tmp_path / "export")
+    fresh = tmp_path / "export"
+    old = stale(fresh, tmp_path / "stale", all_of_it=True)
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    words = ("--worker-extension-cls", "replacing.Replacing", "--no-enable-prefix-caching")
+    accepted = []
+    with serving(tmp_path / "server", command.model, command.greedy | {"model": str(old)}, more=words) as url:
+        for _ in range(2):
+            before = accepted_by(url)
+            texts = [written(url, ids) for ids in prompts]
+            accepted.append(accepted_by(url) - before)
+            asked(f"{url}/collective_rpc", {"method": "replace_drafter", "args": [str(fresh)]})
+    ours = greedy(target, load_drafter(run / "drafter", target, draft_length=K), prompts, MOST_TOKENS)
+    assert texts == [target.tokenizer.decode(ids) for ids in ours.tokens]
+    assert accepted[0] < accepted[1] == sum(ours.accepted)
+
+
+def asked(address: str, words: dict[str, Any]) -> bytes:
+    """What a server answers."""
+    request = urllib.request.Request(address, json.dumps(words).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        found: bytes = answer.read()
+    return found
+
+
+def written(url: str, ids: Sequence[int]) -> str:
+    """The greedy text behind a prompt."""
+    words = {"model": NAME, "prompt": list(ids), "temperature": 0, "max_tokens": MOST_TOKENS}
+    return str(json.loads(asked(f"{url}/v1/completions", words))["choices"][0]["text"])
+
+
+def accepted_by(url: str) -> int:
+    """Drafted tokens that the server has accepted since it began."""
+    with urllib.request.urlopen(f"{url}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    (line,) = [each for each in lines if each.startswith("vllm:spec_decode_num_accepted_tokens_total")]
+    return int(float(line.split()[-1]))
 
 
 def test_a_state_of_a_mask_stays(

@@ -33,12 +33,10 @@ os.environ |= {
 import mended  # replaces what is faulty
 import torch
 import vllm
-from safetensors.torch import load_file
+from replacing import Replacing
 from vllm import LLM, SamplingParams
-from vllm.config import set_current_vllm_config
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
 
 NEVER = -(2**40)
@@ -119,18 +117,9 @@ def done(job: dict[str, Any]) -> dict[str, Any]:
         "again": [],
     }
     if job["replaced_by"] is not None:
-        engine.collective_rpc(replace_drafter, args=(job["replaced_by"],))
+        engine.collective_rpc(Replacing.replace_drafter, args=(job["replaced_by"],))
         found["again"] = [answered(engine, run) for run in job["runs"]]
     return found
-
-
-def replace_drafter(worker: Any, folder: str) -> None:
-    """Put the weights of a folder in the place of the drafter's, as docs/adapt.md does it."""
-    draft = worker.get_draft_model()
-    with set_current_vllm_config(worker.vllm_config):
-        initialize_layerwise_reload(draft)
-        draft.load_weights(load_file(Path(folder) / "model.safetensors").items())
-        finalize_layerwise_reload(draft, worker.speculative_config.draft_model_config)
 
 
 def main() -> None:
