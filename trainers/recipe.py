@@ -22,6 +22,7 @@ of the methods; `config.py` and `method_config.py`, the sections of trainers.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +109,9 @@ class TrainingRecipe(Section):
         return self.record.tunes_target(self)
 
     @property
+    @abstractmethod
     def identity(self) -> Mapping[str, Any]:
-        """What the run computes hangs on, by dotted path: its checkpoints carry it.
-
-        Raises:
-            NotImplementedError: only a whole recipe knows what of it is not computed with.
-        """
-        raise NotImplementedError
+        """What the run computes hangs on, by dotted path: its checkpoints carry it. Only a whole recipe knows it."""
 
 
 MakeProbe = Callable[["Backbone"], "Probe"]

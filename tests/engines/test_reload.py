@@ -6,19 +6,18 @@ started again for it. For two families the version at hand has to be, and a test
 
 from __future__ import annotations
 
-import json
 import shutil
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import httpx2
 import pytest
 import torch
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
+from draftsmith.eval.server.counters import ServerCounters, read_counters
 from engines.cases import CASES, KEPT_MASK, KEPT_PRODUCTS, REPLACED, Case, Trained
 from engines.engine import MOST_TOKENS, NEEDED, Asked, Served, Vllm
 from engines.exported import exported
@@ -107,38 +106,35 @@ def test_a_server_takes_a_drafter(
     old = stale(fresh, tmp_path / "stale", all_of_it=True)
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     words = ("--worker-extension-cls", "replacing.Replacing", "--no-enable-prefix-caching")
-    accepted = []
+    replace = {"method": "replace_drafter", "args": [str(fresh)]}
+    counted_by = []
     with serving(tmp_path / "server", command.model, command.greedy | {"model": str(old)}, more=words) as url:
         for _ in range(2):
-            before = accepted_by(url)
+            earlier = counters(url)
             texts = [written(url, ids) for ids in prompts]
-            accepted.append(accepted_by(url) - before)
-            asked(f"{url}/collective_rpc", {"method": "replace_drafter", "args": [str(fresh)]})
+            counted_by.append(counters(url).since(earlier))
+            httpx2.post(f"{url}/collective_rpc", json=replace, timeout=None).raise_for_status()
+    before, after = counted_by
+    assert before is not None
+    assert after is not None
     ours = greedy(target, load_drafter(run / "drafter", target, draft_length=K), prompts, MOST_TOKENS)
     assert texts == [target.tokenizer.decode(ids) for ids in ours.tokens]
-    assert accepted[0] < accepted[1] == sum(ours.accepted)
-
-
-def asked(address: str, words: dict[str, Any]) -> bytes:
-    """What a server answers."""
-    request = urllib.request.Request(address, json.dumps(words).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        found: bytes = answer.read()
-    return found
+    assert (after.steps, list(after.per_position)) == (ours.steps, ours.accepted)
+    assert sum(before.per_position) < sum(after.per_position)
 
 
 def written(url: str, ids: Sequence[int]) -> str:
     """The greedy text behind a prompt."""
     words = {"model": NAME, "prompt": list(ids), "temperature": 0, "max_tokens": MOST_TOKENS}
-    return str(json.loads(asked(f"{url}/v1/completions", words))["choices"][0]["text"])
+    answer = httpx2.post(f"{url}/v1/completions", json=words, timeout=None).raise_for_status()
+    return str(answer.json()["choices"][0]["text"])
 
 
-def accepted_by(url: str) -> int:
-    """Drafted tokens that the server has accepted since it began."""
-    with urllib.request.urlopen(f"{url}/metrics") as page:
-        lines = page.read().decode().splitlines()
-    (line,) = [each for each in lines if each.startswith("vllm:spec_decode_num_accepted_tokens_total")]
-    return int(float(line.split()[-1]))
+def counters(url: str) -> ServerCounters:
+    """What the server has counted since it began."""
+    found = read_counters(httpx2.get(f"{url}/metrics").text)
+    assert found is not None
+    return found
 
 
 def test_a_state_of_a_mask_stays(
