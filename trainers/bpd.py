@@ -160,7 +160,7 @@ class TunedBpdObjective(Objective):
         return self._layer
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> BpdObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run for a frozen target trains: a fresh layer, or the one that `model.start_from` names."""
     return begun(BpdObjective, student, run, target, rows)
 

@@ -26,17 +26,19 @@ from ..decoding.backbone.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
 from ..drafters.layers.draft_vocabulary import ids_of
 from ..drafters.projection import Shaping
-from .loop.objective import Batch
+from .loop.objective import Batch, Objective
 from .losses.chunked import ChunkedLoss, Teacher, TokenLoss
 from .losses.divergences import top_k_cross_entropy
 from .losses.draft_vocabulary import DraftVocabularyLoss, of_first
 from .losses.mix import Mix
 from .losses.soft_cross_entropy import soft_cross_entropy
 from .losses.terms import check_terms
+from .own_drafts.places import check_own_drafts
 from .pruning.sizes import check_not_pruned
 from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun
 from .student.compared import Drafts, Student
+from .student.drafted import Draw, Where
 from .student.fused import drafted_ids
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
@@ -51,6 +53,7 @@ def check_recipe(recipe: TrainingRecipe) -> None:
     own = {"eagle.feature": config.feature, "eagle.ce": config.ce, "eagle.top_k": config.top_k}
     check_terms(recipe.objective, own=own, positions=config.passes, counted_by="eagle.passes")
     check_not_pruned(recipe.model)
+    check_own_drafts(recipe)
 
 
 def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> EagleNet:
@@ -125,6 +128,13 @@ class EagleStudent(Student):
         drafts = self.unrolled(self._noisy(features_RLH), embeds_RSH, batch, detach=True, recompute=again)
         return self.compare(drafts, batch, teacher_output)
 
+    def drafts_behind(self, batch: Batch, given: TeacherOutput, places: Where, draw: Draw, embed: Any) -> Tensor:
+        """As of `DraftsBehind`: of features as they are, as while decoding."""
+        embeds_RSH, again = given.embeds_RSH, self._config.recompute
+        assert embeds_RSH is not None  # `EagleObjective` asks for them
+        states = (given.hidden_RSH, embeds_RSH)
+        return torch.stack(self.unrolled_behind(*states, batch, places, draw, embed, detach=True, recompute=again), 1)
+
     def teacher(self, given: TeacherOutput, at_P: Tensor) -> Teacher:
         """The target's distributions; one pass asks for each once as it is."""
         if self._config.passes > 1:
@@ -155,6 +165,6 @@ class EagleObjective(DrafterObjective):
         super().__init__(goal, draft, target, save, reads_tokens=True, ahead=recipe.eagle.passes)
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> EagleObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: a fresh network, or the one that `model.start_from` names, as HASS behind EAGLE-1."""
     return begun(EagleObjective, student, run, target, rows)

@@ -13,8 +13,9 @@ fused states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..data.rows.prepare import Prepared
@@ -22,15 +23,17 @@ from ..decoding.backbone.backbone import Backbone
 from ..decoding.backbone.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net
 from ..drafters.projection import Projection
-from .loop.objective import Batch
+from .loop.objective import Batch, Objective
 from .losses.chunked import ChunkedLoss, SharedTeacher, Teacher
 from .losses.draft_vocabulary import DraftVocabularyLoss
 from .losses.mix import Mix
 from .losses.terms import check_terms
+from .own_drafts.places import check_own_drafts
 from .pruning.sizes import check_not_pruned
 from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun
 from .student.compared import Student
+from .student.drafted import Draw, Where
 from .student.fused import chosen_layers, drafted_ids
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
@@ -45,6 +48,7 @@ def check_recipe(recipe: TrainingRecipe) -> None:
     own = {"eagle3.ce": config.ce}
     check_terms(recipe.objective, own=own, positions=config.passes, counted_by="eagle3.passes")
     check_not_pruned(recipe.model)
+    check_own_drafts(recipe)
 
 
 def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
@@ -94,6 +98,19 @@ class Eagle3Student(Student):
         hidden_PH = self.draft.head_input(drafts.hidden_PH)
         return self.compare(drafts._replace(hidden_PH=hidden_PH), batch, teacher_output)
 
+    def drafts_behind(self, batch: Batch, given: TeacherOutput, places: Where, draw: Draw, embed: Any) -> Tensor:
+        """As of `DraftsBehind`."""
+        fused_RSF, embeds_RSH = given.fused_RSF, given.embeds_RSH
+        assert fused_RSF is not None
+        assert embeds_RSH is not None
+        states, again = (self.draft.fuse(fused_RSF), embeds_RSH), self._config.recompute
+        found = self.unrolled_behind(*states, batch, places, draw, embed, recompute=again)
+        return self.projected(torch.stack(found, 1))
+
+    def projected(self, hidden_XH: Tensor) -> Tensor:
+        """Behind the norm."""
+        return self.draft.head_input(hidden_XH)
+
     def teacher(self, given: TeacherOutput, at_P: Tensor) -> Teacher:
         """The target's distributions over its whole vocabulary, cut to the draft's."""
         (target,), states_NH = self._target, given.hidden_RSH.flatten(0, 1)
@@ -108,6 +125,6 @@ class Eagle3Objective(DrafterObjective):
         super().__init__(goal, draft, target, save, layers=layers, reads_tokens=True, ahead=recipe.eagle3.passes)
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> Eagle3Objective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: a fresh network, or the one that `model.start_from` names, with its draft vocabulary."""
     return begun(Eagle3Objective, student, run, target, rows)

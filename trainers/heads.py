@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..drafters.heads.medusa import Heads
 from ..drafters.layers.draft_vocabulary import ids_of
-from ..drafters.layers.static import StaticParts, again, as_it_is
+from ..drafters.layers.static import again, as_it_is
 from ..drafters.projection import Shaping
 from ..errors import RequestError
 from .config import ObjectiveConfig
@@ -30,6 +30,7 @@ from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
 from .losses.mix import Mix, OfTarget, drafted
 from .losses.pace import DraftPace, geometric, joined
 from .method_config import MedusaConfig
+from .student.drafted import Drafted, DraftsBehind
 
 Reads = Callable[[int], Tensor]
 """k -> what head k reads at every position that has a token k + 1 ahead, [R, X, F]."""
@@ -74,11 +75,13 @@ class HeadLoss:
         return {"loss": terms["loss"], "top1": top1_C, **reported}
 
 
-class HeadsStudent(StaticParts):
+class HeadsStudent(DraftsBehind):
     """Heads and the loss of each, in chunks over the positions where it has a label.
 
     A method's student adds `forward`: what its heads read, and how their losses add up.
     """
+
+    drafts_likeliest = True
 
     def __init__(self, heads: Heads, target: Any, objective: ObjectiveConfig, *, recompute: bool = False) -> None:
         """What the heads ride on, and how much they keep.
@@ -91,6 +94,7 @@ class HeadsStudent(StaticParts):
         super().__init__()
         self._recompute = recompute
         self.medusa = heads  # checkpoints name its parameters by this attribute
+        self.drafts_made = heads.config.heads
         self._loss = HeadLoss(objective)
         self._pace = DraftPace.of(objective)
         own: Any = heads.lm_heads
@@ -157,6 +161,31 @@ class HeadsStudent(StaticParts):
         weight_P = pace(torch.cat(passed), torch.cat(anchors), torch.cat(head), counts)
         return list(weight_P.split([len(each) for each in anchors]))
 
+    @property
+    def judge(self) -> ChunkedLoss:
+        """The first head's projection."""
+        return self._chunked(1)
+
+    @property
+    def ids_U(self) -> Tensor | None:
+        """The tokens that can be drafted; None: all."""
+        return ids_of(self.medusa)
+
+    def draft_logits(self, hidden_CH: Tensor, _before_C: Tensor, j: int) -> Tensor:
+        """As of `DraftsBehind`, by the projection of its head."""
+        return self._chunked(j + 1).projection.logits(hidden_CH)
+
+    def loss_along(self, hidden_XJH: Tensor, drafted: Drafted, _given: Any) -> Tensor:
+        """As of `DraftsBehind`: the sum of the heads' losses."""
+        losses = []
+        for j in range(self.drafts_made):
+            known_P = drafted.known_XJ[:, j].nonzero()[:, 0]
+            label_P = self._in_draft_vocabulary(drafted.label_XJ[known_P, j])
+            teacher = self._teacher(drafted.states_XTH[known_P, j]) if self._loss.distils else None
+            given_PH, share_P = hidden_XJH[known_P, j], drafted.share_XJ[known_P, j]
+            losses.append(self._chunked(j + 1)(given_PH, label_P, teacher, share_P)[0])
+        return torch.stack(losses).sum()
+
     def _projected(self, k: int, place: tuple[Tensor, Tensor], reads: Reads) -> Tensor:
         """What head k's projection reads where it has a label, [P, H]."""
         read_RXF = reads(k)
@@ -167,18 +196,20 @@ class HeadsStudent(StaticParts):
         given_XF = behind(given_PF, next_size(count, R * (X + k + 1)) - count)  # a row's tokens, for all heads alike
         return self.static("a head", head_of)(self.medusa, k, given_XF)[:count]
 
-    def _chunked(self, k: int) -> nn.Module:
+    def _chunked(self, k: int) -> ChunkedLoss:
         """The projection of head k and its loss."""
-        return self._frozen[0] if self.medusa.config.shared_head else self.losses[k - 1]
+        own: Any = self.losses
+        chosen: ChunkedLoss = self._frozen[0] if self.medusa.config.shared_head else own[k - 1]
+        return chosen
 
     def _teacher(self, hidden_PH: Tensor) -> Teacher:
-        ids_U = ids_of(self.medusa)
+        ids_U = self.ids_U
         cut = None if ids_U is None else partial(OfTarget.of, ids_U=ids_U, mix=self._loss.mix)
         return Teacher(hidden_PH, self._frozen[0].whole, cut=cut)
 
     def _in_draft_vocabulary(self, label_P: Tensor) -> Tensor:
         """Labels as indices in the draft vocabulary, where there is one; UNKNOWN of what cannot be drafted."""
-        ids_U = ids_of(self.medusa)
+        ids_U = self.ids_U
         return label_P if ids_U is None else drafted(label_P, ids_U)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..data.rows.prepare import Prepared
@@ -22,11 +23,13 @@ from ..decoding.backbone.backbone import Backbone
 from ..drafters.heads.hydra import HydraHeads, reads
 from ..errors import RequestError
 from .heads import HeadsStudent
-from .loop.objective import Batch
+from .loop.objective import Batch, Objective
 from .losses.terms import check_terms
+from .own_drafts.places import check_own_drafts
 from .pruning.sizes import check_not_pruned
 from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun
+from .student.drafted import Draw, Where
 from .student.fused import drafted_ids
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
@@ -44,6 +47,7 @@ def check_recipe(recipe: TrainingRecipe) -> None:
             "medusa.shared_head; leave one of them out"
         )
     check_not_pruned(recipe.model)
+    check_own_drafts(recipe)
 
 
 def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> HydraHeads:
@@ -71,13 +75,36 @@ class HydraStudent(HeadsStudent):
         self._decay = recipe.medusa.decay
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
-        heads: Any = self.medusa
         hidden_RSH, embeds_RSH = teacher_output.hidden_RSH, teacher_output.embeds_RSH
         assert embeds_RSH is not None  # `HydraObjective` asks for them
-        read_RSH = hidden_RSH
-        if heads.prefix is not None:
-            read_RSH = heads.prefix(hidden_RSH.to(heads.dtype), batch["positions"], documents_BN=batch["documents"])
+        read_RSH = self._read(batch, hidden_RSH)
         return self.decayed(batch, hidden_RSH, lambda k: head_input(k, read_RSH, embeds_RSH), self._decay)
+
+    def drafts_behind(self, batch: Batch, given: TeacherOutput, places: Where, draw: Draw, embed: Any) -> Tensor:
+        """As of `DraftsBehind`: each head reads the tokens that those in front of it have drafted."""
+        at, dtype, found = (places.row_X, places.at_X), self.medusa.dtype, []
+        read_XH = self._read(batch, given.hidden_RSH)[at].to(dtype)
+        token_X, embeds = batch["input_ids"][places.row_X, places.at_X + 1], []
+        for k in range(1, self.drafts_made + 1):
+            embeds.append(embed(token_X))
+            found.append(self.medusa.head(k, reads(read_XH, embeds)))
+            token_X = draw(found[-1])
+        return torch.stack(found, 1)
+
+    @property
+    def first_weight(self) -> float:
+        """The first head's."""
+        return self._decay if self._pace is None else 1.0
+
+    def _read(self, batch: Batch, hidden_RSH: Tensor) -> Tensor:
+        """The states that heads read: the target's, or what the prefix layer makes of them."""
+        heads: Any = self.medusa
+        if heads.prefix is None:
+            return hidden_RSH
+        read_RSH: Tensor = heads.prefix(
+            hidden_RSH.to(heads.dtype), batch["positions"], documents_BN=batch["documents"]
+        )
+        return read_RSH
 
 
 def head_input(k: int, read_RSH: Tensor, embeds_RSH: Tensor) -> Tensor:
@@ -98,6 +125,6 @@ class HydraObjective(DrafterObjective):
         super().__init__(HydraStudent(heads, target, recipe), heads, target, save, reads_tokens=True)
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> HydraObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: fresh heads, or those that `model.start_from` names."""
     return begun(HydraObjective, student, run, target, rows)

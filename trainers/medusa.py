@@ -12,19 +12,22 @@ Shapes: R rows, S tokens of a row, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..data.rows.prepare import Prepared
 from ..decoding.backbone.backbone import Backbone
 from ..drafters.heads.medusa import MedusaHeads
 from .heads import HeadsStudent, check_no_prefix, last_states_of
-from .loop.objective import Batch
+from .loop.objective import Batch, Objective
 from .losses.terms import check_terms
+from .own_drafts.places import check_own_drafts
 from .pruning.sizes import check_not_pruned
 from .recipe import Run, TrainingRecipe
 from .spine import DrafterObjective, begun
+from .student.drafted import Draw, Where
 from .student.fused import drafted_ids
 from .teacher.frozen import Save
 from .teacher.output import TeacherOutput
@@ -39,6 +42,7 @@ def check_recipe(recipe: TrainingRecipe) -> None:
     check_terms(recipe.objective, positions=medusa.heads, counted_by="medusa.heads")
     check_no_prefix(medusa)
     check_not_pruned(recipe.model)
+    check_own_drafts(recipe)
 
 
 def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] | None = None) -> MedusaHeads:
@@ -64,6 +68,19 @@ class MedusaStudent(HeadsStudent):
         hidden_RSH = teacher_output.hidden_RSH
         return self.decayed(batch, hidden_RSH, last_states_of(hidden_RSH), self._decay)
 
+    def drafts_behind(self, _batch: Batch, given: TeacherOutput, places: Where, draw: Draw, _embed: Any) -> Tensor:
+        """As of `DraftsBehind`: no head sees what another drafts."""
+        hidden_XH = given.hidden_RSH[places.row_X, places.at_X].to(self.medusa.dtype)
+        found = [self.medusa.head(k, hidden_XH) for k in range(1, self.drafts_made + 1)]
+        for head_XH in found:
+            draw(head_XH)
+        return torch.stack(found, 1)
+
+    @property
+    def first_weight(self) -> float:
+        """The first head's, lambda."""
+        return self._decay if self._pace is None else 1.0
+
 
 class MedusaObjective(DrafterObjective):
     """Trains `heads` to predict what the frozen `target` will say."""
@@ -72,6 +89,6 @@ class MedusaObjective(DrafterObjective):
         super().__init__(MedusaStudent(heads, target, recipe), heads, target, save)
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> MedusaObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: fresh heads, or those that `model.start_from` names."""
     return begun(MedusaObjective, student, run, target, rows)

@@ -28,11 +28,15 @@ class LoraConfig(Section):
 
 
 class RolloutsConfig(Section):
-    """Rows that the models continue themselves during training, in place of the data's; for `distill`, and
-    for a `target` that is to leave its loops."""
+    """Rows that the models continue themselves during training, in place of the data's; for `distill`, for a `target`
+    that is to leave its loops, and for drafters that read the target's hidden states, which draft behind places of a
+    row."""
 
     share: float = Field(0.0, ge=0, le=1)
     """Share of a step's rows whose labels are generated; 0 trains on the data alone."""
+    places: int = Field(16, ge=1)
+    """For drafters of hidden states: places of a row behind which they draft with their own tokens; the row's other
+    tokens are context alone."""
     by: Literal["student", "target", "mixed"] = "student"
     """What generates: the draft as it is now (on-policy), the target, or either, token by token."""
     student_tokens: float = Field(0.5, ge=0, le=1)

@@ -171,6 +171,11 @@ class Method:
         """Whether it trains for a target."""
         return "target" in self.reads
 
+    @property
+    def drafts_its_own(self) -> bool:
+        """Whether it can learn along its own drafts, behind places of a row (`own_drafts/objective.py`)."""
+        return "rollouts" in self.sections and _PLACES not in self.ignores
+
     def drafts_of(self, recipe: TrainingRecipe, asked: int) -> int:
         """Tokens that are drafted per target call where so many are asked for."""
         most = self.most_drafts(recipe)
@@ -213,6 +218,13 @@ _DRAFTED = "model.vocabulary"
 _CHAINED = "objective.draft_length"
 _NOT_MOVING = ("objective.from_kl_share", _CHAINED)
 _WHOLE_TEACHER = (*_NOT_MOVING, "objective.teacher_top_k")
+_ROLLOUTS = {"rollouts": RolloutsConfig}
+_PLACES = "rollouts.places"
+_ROWS_WRITTEN = tuple(
+    f"rollouts.{name}"
+    for name in ("by", "student_tokens", "prompt_tokens", "new_tokens", "every_steps", "unlikelihood")
+)
+"""Of rows that are written anew whole; drafters of hidden states draft behind places of theirs."""
 _HEADS = {
     **{"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"},
     "draft_vocabulary": "medusa.vocabulary",
@@ -297,9 +309,9 @@ _MEDUSA = Method(
     name="medusa",
     summary="Medusa heads on the frozen target",
     family="medusa",
-    sections={"medusa": MedusaConfig},
+    sections={"medusa": MedusaConfig, **_ROLLOUTS},
     reads=_ON_TARGET,
-    ignores=_NOT_MOVING,
+    ignores=(*_NOT_MOVING, *_ROWS_WRITTEN),
     sizes=_HEADS,
     numbers=of_medusa,
     memory=PassMemory(positions=_heads, recomputed_layers=_heads_of, keeps_inputs=False),
@@ -314,9 +326,9 @@ _DFLASH = Method(
     family="dflash",
     mask_field="block.mask_token",
     module=".block.dflash",
-    sections={"block": BlockConfig},
+    sections={"block": BlockConfig, **_ROLLOUTS},
     reads=_ON_TARGET,
-    ignores=_NOT_MOVING,
+    ignores=(*_NOT_MOVING, *_ROWS_WRITTEN),
     sizes=_BLOCK_SIZES,
     memory=PassMemory(
         positions=_slots_per_token,
@@ -333,9 +345,9 @@ _DISTILL = Method(
     name="distill",
     summary="a draft for a target",
     family="draft_model",
-    sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
+    sections={"lora": LoraConfig, **_ROLLOUTS},
     reads=(*_WITH_TARGET, "model"),
-    ignores=(*_DEEPER, "rollouts.unlikelihood"),
+    ignores=(*_DEEPER, "rollouts.unlikelihood", _PLACES),
     sizes={"draft_vocabulary": "model.vocabulary"},
     memory=_BY_LAYERS,
     recompute="model.recompute",
@@ -345,9 +357,9 @@ _EAGLE = Method(
     name="eagle",
     summary="an EAGLE-1 feature drafter on the frozen target, HASS with several passes",
     family="eagle",
-    sections={"eagle": EagleConfig},
+    sections={"eagle": EagleConfig, **_ROLLOUTS},
     reads=_ON_TARGET,
-    ignores=_WHOLE_TEACHER,
+    ignores=(*_WHOLE_TEACHER, *_ROWS_WRITTEN),
     sizes={"draft_vocabulary": "eagle.vocabulary"},
     numbers=of_eagle,
     memory=_by_passes(lambda recipe: int(recipe.eagle.passes)),
@@ -360,9 +372,9 @@ _ALL = (
         name="target",
         summary="a small model from scratch",
         family=None,
-        sections={"rollouts": RolloutsConfig},
+        sections=_ROLLOUTS,
         reads=("tokenizer", "model"),
-        ignores=(*_WHOLE_TEACHER, _DRAFTED, "rollouts.by", "rollouts.student_tokens"),
+        ignores=(*_WHOLE_TEACHER, _DRAFTED, "rollouts.by", "rollouts.student_tokens", _PLACES),
         memory=_BY_LAYERS,
         recompute="model.recompute",
         compiles=True,
@@ -435,7 +447,7 @@ _ALL = (
         name="eagle3",
         summary="an EAGLE-3 feature drafter on the frozen target",
         family="eagle3",
-        sections={"eagle3": Eagle3Config},
+        sections={"eagle3": Eagle3Config, **_ROLLOUTS},
         sizes={
             "layers": "eagle3.layers",
             "draft_vocabulary": "eagle3.vocabulary",
@@ -451,8 +463,8 @@ _ALL = (
         summary="an MTP module on the frozen target, its own or a fresh one",
         family="mtp",
         module=".block.mtp",
-        sections={"mtp": MtpConfig},
-        ignores=_NOT_MOVING,
+        sections={"mtp": MtpConfig, **_ROLLOUTS},
+        ignores=(*_NOT_MOVING, *_ROWS_WRITTEN),
         sizes={"state": "mtp.state", "draft_vocabulary": "mtp.vocabulary"},
         numbers=of_mtp,
         # norms of queries and keys, and of both halves of a pair, keep what they read too
@@ -464,9 +476,9 @@ _ALL = (
         summary="a P-EAGLE drafter on the frozen target: EAGLE-3 in one pass",
         family="peagle",
         module=".block.peagle",
-        sections={"peagle": PeagleConfig},
+        sections={"peagle": PeagleConfig, **_ROLLOUTS},
         reads=_ON_TARGET,
-        ignores=_WHOLE_TEACHER,
+        ignores=(*_WHOLE_TEACHER, *_ROWS_WRITTEN),
         sizes={
             "layers": "peagle.layers",
             "draft_vocabulary": "peagle.vocabulary",
@@ -489,7 +501,7 @@ _ALL = (
         family="dspark",
         memory=replace(_DFLASH.memory, logit_layers=("markov_w2",)),
         module=".block.dspark",
-        sections={"block": BlockConfig, "dspark": DSparkConfig},
+        sections={"block": BlockConfig, "dspark": DSparkConfig, **_ROLLOUTS},
         sizes=_BLOCK_SIZES | {"rank": "dspark.rank", "confidence": "dspark.confidence"},
         most_drafts=lambda recipe: _in_a_block(recipe, "anchor-first"),
     ),
@@ -501,7 +513,7 @@ _ALL = (
         # a convolution on both sides of a sublayer keeps what it reads, and its kernel
         memory=replace(_DFLASH.memory, kept_inputs={"kernel_projection": 4}),
         module=".block.dflash2",
-        sections={"block": BlockConfig, "dflash2": DFlash2Config},
+        sections={"block": BlockConfig, "dflash2": DFlash2Config, **_ROLLOUTS},
         sizes=_BLOCK_SIZES | {name: f"dflash2.{name}" for name in ("rank", "candidates", "taps", "group")},
     ),
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from .loop.loop import RunOutcome
 from .loop.objective import Batch, Objective
 from .loop.sharding import standalone
 from .methods import METHODS
+from .own_drafts.objective import check_reads_drafts, on_own_drafts
 from .recipe import MakeProbe, Run, TrainingRecipe
 from .student.fused import draft_vocabulary, frequent_tokens, say_covered
 from .student.warm_start import warm_started
@@ -39,9 +40,6 @@ from .teacher.tuned import run_tuned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_Goal = TypeVar("_Goal", bound=Objective)
-
 
 # ---- the run ----------------------------------------------------------------------------------
 
@@ -54,6 +52,8 @@ def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
     method = METHODS[recipe.method]
     if method.has_target:
         check_teacher(recipe, target)
+    if method.drafts_its_own:
+        check_reads_drafts(recipe, target)
     if own := method.hook("check_target"):
         own(recipe, target)
 
@@ -80,12 +80,12 @@ def run(recipe: TrainingRecipe, out: Path, resume: str = "auto", make_probe: Mak
 
 
 def begun(
-    kind: Callable[[TrainingRecipe, Any, PreTrainedModel, Save], _Goal],
+    kind: Callable[[TrainingRecipe, Any, PreTrainedModel, Save], Objective],
     make: Callable[[TrainingRecipe, PreTrainedModel, Sequence[int] | None], Any],
     run: Run,
     target: Backbone,
     rows: Prepared,
-) -> _Goal:
+) -> Objective:
     """The objective of a run: what `make` makes, over the recipe's draft vocabulary if it has one, with the weights
     that `model.start_from` names, written as its own family."""
     recipe = run.recipe
@@ -93,7 +93,7 @@ def begun(
     ids_U = ids_of(draft)
     if ids_U is not None:
         say_covered(rows.train, ids_U.tolist())
-    return kind(recipe, draft, target.model, saver(target, draft.family))
+    return on_own_drafts(kind(recipe, draft, target.model, saver(target, draft.family)), target.model, recipe)
 
 
 def most_frequent(recipe: TrainingRecipe, target: Backbone, rows: Prepared) -> Sequence[int] | None:

@@ -13,7 +13,7 @@ D head size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -99,6 +99,7 @@ class PairNet(StaticParts, ABC):
         detach: bool = False,
         recompute: bool = False,
         split: RowSplit = WHOLE,
+        own: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
         """The outputs of several passes, each fed with the one before: as drafting will.
 
@@ -118,6 +119,8 @@ class PairNet(StaticParts, ABC):
             split: the part of each row that is given and computed here, while others compute the rest; the
                 embeddings go on behind it by as many tokens as there are passes (`RowSplit.held`). Its group
                 goes through here, and through the gradient, together.
+            own: called with the output of each pass but the last, gives the embeddings [B, N, H] that the next pass
+                reads in place of the text's: of tokens that are drafted.
         """
         outputs: list[Tensor] = []
         if passes < 1:
@@ -128,8 +131,11 @@ class PairNet(StaticParts, ABC):
         sunk: Sunk | None = None
         between: list[Keys] = []
         for j in range(passes):
+            ahead = j
+            if own is not None and j:
+                embeds_BNH, ahead = own(outputs[-1]), 0
             # with what there is now: the backward pass comes later
-            run = partial(self._pass, attention, j, tuple(between))
+            run = partial(self._pass, attention, j, ahead, tuple(between))
             out_BNH, *kept = again(run, recompute)(hidden_BNH, embeds_BNH, positions_BN, sunk)
             if j == 0 and passes > 1:
                 sunk = attention.sunk(Keys(*kept))
@@ -143,14 +149,16 @@ class PairNet(StaticParts, ABC):
         self,
         attention: Passes,
         j: int,
+        ahead: int,
         between: tuple[Keys, ...],
         hidden_BNH: Tensor,
         embeds_BNH: Tensor,
         positions_BN: Tensor,
         sunk: Sunk | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Pass j of `unroll`: its output, keys and values, the first one's of whole rows."""
-        embeds_BNH = embeds_BNH.roll(-j, 1)[:, : hidden_BNH.shape[1]]
+        """Pass j of `unroll`, the embeddings lying so far ahead: its output, keys and values, the first one's of whole
+        rows."""
+        embeds_BNH = embeds_BNH.roll(-ahead, 1)[:, : hidden_BNH.shape[1]]
         enter = self.static("the way into attention", PairNet._into)
         leave = self.static("the way out of it", PairNet._out_of)
         residual_BNH, read_BNX, pairs = enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN + j))

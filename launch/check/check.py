@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...data.prompts import Prompt
+    from ...trainers.losses.ramp import Ramp
 
 
 @dataclass(frozen=True)
@@ -178,15 +179,27 @@ def _objective(recipe: Recipe) -> str:
     from ...trainers.losses.ramp import Ramp
 
     check_recipe(recipe)
+    return "; ".join((*_minimised(recipe, Ramp.of(recipe.objective)), *_drafted_rows(recipe)))
+
+
+def _minimised(recipe: Recipe, ramp: Ramp) -> list[str]:
     if not recipe.record.reads_value("objective.from_kl_share", recipe):
-        return f"method {recipe.method}'s own terms and what the recipe adds"
-    rollouts, ramp = recipe.rollouts, Ramp.of(recipe.objective)
+        return [f"method {recipe.method}'s own terms and what the recipe adds"]
     parts = [", ".join(f"{name} {getattr(ramp.last, name):g}" for name in ramp.last.asked)]
-    if ramp.share:
-        parts.append(f"from kl alone over {ramp.share:.0%} of the steps")
-    if rollouts.share:
-        parts.append(f"{rollouts.share:.0%} of the rows written by {rollouts.by}")
-    return "; ".join(parts)
+    return [*parts, *([f"from kl alone over {ramp.share:.0%} of the steps"] if ramp.share else [])]
+
+
+def _drafted_rows(recipe: Recipe) -> list[str]:
+    """Which rows are not learnt from as they stand."""
+    rollouts = recipe.rollouts
+    if not rollouts.share:
+        return []
+    if not recipe.record.drafts_its_own:
+        return [f"{rollouts.share:.0%} of the rows written by {rollouts.by}"]
+    return [
+        f"{rollouts.share:.0%} of the rows learnt along own drafts behind {rollouts.places} places, "
+        f"at temperature {rollouts.temperature:g}"
+    ]
 
 
 def _data(recipe: Recipe, models: Models) -> str | Waits:

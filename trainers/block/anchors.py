@@ -20,7 +20,7 @@ from torch import Tensor
 from ...data.features.store import row_keys
 from ...decoding.on_host import all_on_host, sent
 from ..loop.objective import Batch
-from ..loop.order import seed_of
+from ..loop.order import scores
 
 HELD_OUT_SEED = 0
 """What is drawn for held-out rows (blocks, masks, mask pairs) is the same at every measurement."""
@@ -71,8 +71,3 @@ def can_begin(batch: Batch) -> Tensor:
     documents_RS = batch["documents"]
     can_RS[:, :-1] = batch["loss_mask"][:, 1:] & (documents_RS[:, 1:] == documents_RS[:, :-1])
     return can_RS
-
-
-def scores(key: str, count: int) -> np.ndarray:
-    """Numbers in [0, 1) that are a function of the key."""
-    return np.random.Generator(np.random.Philox(key=seed_of(key))).random(count)

@@ -22,7 +22,7 @@ from ...data.features.store import row_keys
 from ...decoding.on_host import all_on_host, sent
 from ..labels import has_label
 from ..loop.objective import Batch
-from .anchors import scores
+from ..loop.order import scores
 
 _STEP = 32
 """Mask pairs of a depth are a multiple of it: few sizes, for each of which a CPU keeps a kernel."""

@@ -20,6 +20,7 @@ from ..labels import check_in_rows
 from ..loop.objective import Batch
 from ..losses.terms import check_terms
 from ..method_config import BlockConfig
+from ..own_drafts.places import check_own_drafts
 from ..pruning.sizes import check_not_pruned
 from ..recipe import TrainingRecipe
 from ..spine import DrafterObjective
@@ -43,6 +44,7 @@ def check_blocks(recipe: TrainingRecipe, layout: Layout) -> None:
             "which puts others in their place; set block.ce_label to text, or take objective.positions accepted"
         )
     check_not_pruned(recipe.model)
+    check_own_drafts(recipe)
 
 
 def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:

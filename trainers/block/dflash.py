@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...data.rows.prepare import Prepared
 from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.net import BlockNet, Layout
+from ..loop.objective import Objective
 from ..recipe import Run, TrainingRecipe
 from ..spine import begun
 from .common import BlockObjective, check_blocks, check_target, sizes_of
@@ -36,6 +37,6 @@ def student(recipe: TrainingRecipe, target: PreTrainedModel, ids: Sequence[int] 
     return BlockNet.for_target(target, **sizes_of(recipe, target, LAYOUT, ids))
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> BlockObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: a fresh network, or the one that `model.start_from` names."""
     return begun(BlockObjective, student, run, target, rows)

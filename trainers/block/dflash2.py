@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ...data.rows.prepare import Prepared
@@ -23,7 +24,7 @@ from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.net import Layout
 from ...drafters.block.selected import DFlash2Net
 from ...errors import RequestError
-from ..loop.objective import Batch
+from ..loop.objective import Batch, Objective
 from ..losses.candidates import likeliest, logits_of
 from ..recipe import Run, TrainingRecipe
 from ..spine import begun
@@ -82,6 +83,13 @@ class SelectingStudent(BlockStudent):
         super().__init__(draft, target, recipe)
         self._weight = recipe.dflash2.weight
 
+    def draft_logits(self, hidden_CH: Tensor, before_C: Tensor, j: int) -> Tensor:
+        """As of `DraftsBehind`: what the selector says of the likeliest, and no other token."""
+        logits_CU = super().draft_logits(hidden_CH, before_C, j)
+        best = logits_CU.topk(self.draft.config.candidates)
+        score_CC = best.values + self.draft.candidate_selector(before_C, hidden_CH, best.indices).float()
+        return torch.full_like(logits_CU, -torch.inf).scatter(-1, best.indices, score_CC)
+
     def auxiliary_loss(
         self, drafts: Drafts, batch: Batch, _given: BlockTeacher
     ) -> tuple[Tensor | float, dict[str, Tensor]]:
@@ -106,6 +114,6 @@ class DFlash2Objective(BlockObjective):
     Student: ClassVar[type[BlockStudent]] = SelectingStudent
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> BlockObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: a fresh network, or the one that `model.start_from` names."""
     return begun(DFlash2Objective, student, run, target, rows)

@@ -19,7 +19,7 @@ from ...data.rows.prepare import Prepared
 from ...decoding.backbone.backbone import Backbone
 from ...drafters.block.dspark import DSparkNet
 from ...drafters.block.net import Layout
-from ..loop.objective import Batch
+from ..loop.objective import Batch, Objective
 from ..recipe import Run, TrainingRecipe
 from ..spine import begun
 from ..student.compared import Drafts
@@ -76,6 +76,6 @@ class DSparkObjective(BlockObjective):
     Student: ClassVar[type[BlockStudent]] = DSparkStudent
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> BlockObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: a fresh network, or the one that `model.start_from` names."""
     return begun(DSparkObjective, student, run, target, rows)

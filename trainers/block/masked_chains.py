@@ -26,9 +26,10 @@ from ...decoding.on_host import all_on_host, sent
 from ...drafters.layers.spans import attending_by_spans
 from ...errors import RequestError
 from ..loop.objective import Batch
+from ..loop.order import scores
 from ..packed.masks import document_mask
 from ..packed.passes import are_long, hidden_states
-from .anchors import anchors_at, scores
+from .anchors import anchors_at
 from .chain_spans import chain_spans
 
 if TYPE_CHECKING:

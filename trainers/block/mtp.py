@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ...data.rows.prepare import Prepared
@@ -27,14 +28,16 @@ from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping
 from ...errors import RequestError
 from ..labels import check_in_rows
-from ..loop.objective import Batch
+from ..loop.objective import Batch, Objective
 from ..losses.chunked import ChunkedLoss
 from ..losses.mix import Mix
 from ..losses.terms import check_terms
+from ..own_drafts.places import check_own_drafts
 from ..pruning.sizes import check_not_pruned
 from ..recipe import Run, TrainingRecipe
 from ..spine import DrafterObjective, begun
 from ..student.compared import Student
+from ..student.drafted import Draw, Where
 from ..student.fused import drafted_ids
 from ..teacher.frozen import Save
 from ..teacher.output import TeacherOutput
@@ -51,6 +54,7 @@ def check_recipe(recipe: TrainingRecipe) -> None:
     check_terms(recipe.objective, positions=recipe.mtp.passes, counted_by="mtp.passes")
     check_in_rows(recipe, recipe.mtp.passes, "mtp.passes")
     check_not_pruned(recipe.model)
+    check_own_drafts(recipe)
     if recipe.mtp.state == "before" and recipe.features.source == "engine":
         raise RequestError(
             "mtp.state is before, and features.source is engine, which hands out the last state behind its norm "
@@ -101,7 +105,19 @@ class MtpStudent(Student):
         read_RSH = hidden_RSH if before_RSH is None else before_RSH
         hidden_RLH = self.draft.fuse(self.own(read_RSH, batch))
         drafts = self.unrolled(hidden_RLH, embeds_RSH, batch, recompute=self._config.recompute)
-        return self.compare(drafts._replace(hidden_PH=self.draft.head_input(drafts.hidden_PH)), batch, teacher_output)
+        return self.compare(drafts._replace(hidden_PH=self.projected(drafts.hidden_PH)), batch, teacher_output)
+
+    def drafts_behind(self, batch: Batch, given: TeacherOutput, places: Where, draw: Draw, embed: Any) -> Tensor:
+        """As of `DraftsBehind`."""
+        hidden_RSH, embeds_RSH, before_RSH = given
+        assert embeds_RSH is not None
+        read_RSH, again = self.draft.fuse(hidden_RSH if before_RSH is None else before_RSH), self._config.recompute
+        found = self.unrolled_behind(read_RSH, embeds_RSH, batch, places, draw, embed, recompute=again)
+        return self.projected(torch.stack(found, 1))
+
+    def projected(self, hidden_XH: Tensor) -> Tensor:
+        """Behind the norm, once."""
+        return self.draft.head_input(hidden_XH)
 
 
 class MtpObjective(DrafterObjective):
@@ -113,6 +129,6 @@ class MtpObjective(DrafterObjective):
         super().__init__(goal, draft, target, save, layers=layers, reads_tokens=True, ahead=recipe.mtp.passes)
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> MtpObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: a fresh module, the target's own, or that which `model.start_from` names."""
     return begun(MtpObjective, began, run, target, rows)

@@ -24,17 +24,19 @@ from ...decoding.on_host import on_host, places, sent
 from ...drafters.eagle.peagle import PeagleNet
 from ...drafters.projection import Projection
 from ..labels import check_in_rows, label_places
-from ..loop.objective import Batch
+from ..loop.objective import Batch, Objective
 from ..losses.chunked import ChunkedLoss, SharedTeacher, Teacher
 from ..losses.draft_vocabulary import DraftVocabularyLoss
 from ..losses.mix import Mix
 from ..losses.pace import joined
 from ..losses.terms import check_terms
+from ..own_drafts.places import check_own_drafts
 from ..packed.passes import are_long
 from ..pruning.sizes import check_not_pruned
 from ..recipe import Run, TrainingRecipe
 from ..spine import DrafterObjective, begun
 from ..student.compared import Drafts, Student
+from ..student.drafted import Draw, Where
 from ..student.fused import chosen_layers, drafted_ids
 from ..teacher.frozen import Save
 from .anchors import HELD_OUT_SEED
@@ -51,6 +53,7 @@ def check_recipe(recipe: TrainingRecipe) -> None:
     check_terms(recipe.objective, own=own, positions=config.depths, counted_by="peagle.depths")
     check_in_rows(recipe, config.depths, "peagle.depths")
     check_not_pruned(recipe.model)
+    check_own_drafts(recipe)
 
 
 def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
@@ -118,6 +121,24 @@ class PeagleStudent(Student):
         hidden_PH = self.draft.head_input(drafts.hidden_PH)
         return self.compare(drafts._replace(hidden_PH=hidden_PH), batch, teacher_output)
 
+    def drafts_behind(self, batch: Batch, given: PeagleTeacher, places: Where, draw: Draw, _embed: Any) -> Tensor:
+        """As of `DraftsBehind`: mask pairs behind every place, all of them in one pass."""
+        A = places.at_RA.shape[1]
+        first_RSH, *deeper = self.draft.drafts(
+            self.draft.fuse(given.fused_RSF),
+            given.embeds_RSH,
+            batch["positions"],
+            batch["documents"],
+            places.at_RA,
+            [A] * (self._drafts - 1),
+            recompute=self._config.recompute,
+        )
+        found = [first_RSH[places.row_X, places.at_X], *(out_RAH[places.row_X, places.number_X] for out_RAH in deeper)]
+        hidden_XJH = self.draft.head_input(torch.stack(found, 1))
+        for hidden_XH in hidden_XJH.unbind(1):
+            draw(hidden_XH)
+        return hidden_XJH
+
     def teacher(self, given: PeagleTeacher, at_P: Tensor) -> Teacher:
         """The target's distributions over its whole vocabulary, cut to the draft's."""
         (target,), states_NH = self._target, given.hidden_RSH.flatten(0, 1)
@@ -160,6 +181,6 @@ class PeagleObjective(DrafterObjective):
         return PeagleTeacher(hidden_RSH, embeds_RSH, fused_RSF, branches)
 
 
-def build(run: Run, target: Backbone, rows: Prepared) -> PeagleObjective:
+def build(run: Run, target: Backbone, rows: Prepared) -> Objective:
     """What a run trains: a fresh network, or the one that `model.start_from` names, with its draft vocabulary."""
     return begun(PeagleObjective, student, run, target, rows)

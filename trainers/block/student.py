@@ -29,6 +29,7 @@ from ..losses.mix import Mix, OfTarget, drafted
 from ..packed.passes import are_long
 from ..recipe import TrainingRecipe
 from ..student.compared import Drafts, Student
+from ..student.drafted import Draw, Where
 from .anchors import Anchors
 
 
@@ -131,6 +132,37 @@ class BlockStudent(Student):
         mean_R = labels_R / weight_R.clamp_min(torch.finfo(torch.float32).tiny)
         mean_P = mean_R.expand(len(known_RAK))[place[0]]
         return mean_P if own_P is None else own_P * (mean_P if own_P.ndim == 1 else mean_P[:, None])
+
+    def drafts_behind(self, batch: Batch, given: BlockTeacher, places: Where, draw: Draw, embed: Any) -> Tensor:
+        """As of `DraftsBehind`: a block behind every root."""
+        root_RA = (places.at_RA + 1).clamp_max(batch["input_ids"].shape[1] - 1)
+        out_RAKH = self.draft.blocks(
+            given.fused_RSF,
+            batch["positions"],
+            batch["documents"],
+            embed(batch["input_ids"].gather(1, root_RA)),
+            root_RA,
+            recompute=self._config.recompute,
+        )
+        hidden_XKH = out_RAKH[places.row_X, places.number_X]
+        for hidden_XH in hidden_XKH.unbind(1):
+            draw(hidden_XH)
+        return hidden_XKH
+
+    def draft_logits(self, hidden_CH: Tensor, before_C: Tensor, j: int) -> Tensor:
+        """As of `DraftsBehind`: with what the token in front adds."""
+        parts, projection = self.draft.behind(before_C), self.judge.projection
+        if parts is None:
+            return super().draft_logits(hidden_CH, before_C, j)
+        added_CU = Added(*parts).part(slice(None), hidden_CH.dtype)
+        return projection.shaping(projection.product(hidden_CH).float() + added_CU)
+
+    @property
+    def first_weight(self) -> float:
+        """What the first draft of a text's block counts: all drafts of a row count as many as it has labels."""
+        if self._pace is not None and self._pace.by_target:
+            return 1.0
+        return 1 / sum(self._decay**j for j in range(self._drafts))
 
     def labels(self, drafts: Drafts, given: BlockTeacher) -> Tensor:
         """The labels, or the target's likeliest tokens in their places, where the recipe has it so."""

@@ -90,3 +90,8 @@ def share_of_group(rows: list[int], group: RowGroup, micro: int) -> list[list[in
 def seed_of(key: str) -> int:
     """The seed of everything else that a step draws, from words that say what it is for."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+
+
+def scores(key: str, count: int) -> NDArray[np.float64]:
+    """Numbers in [0, 1) that are a function of the key."""
+    return np.random.Generator(np.random.Philox(key=seed_of(key))).random(count)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from ...decoding.on_host import on_host, sent
 from ...drafters.layers.draft_vocabulary import ids_of
 from ...drafters.layers.row_split import WHOLE, RowSplit
-from ...drafters.layers.static import StaticParts
 from ..config import ObjectiveConfig
 from ..labels import has_label, label_places
 from ..loop.objective import Batch
@@ -29,6 +28,7 @@ from ..loop.sums import COMPARED, COUNT
 from ..losses.chunked import Added, ChunkedLoss, PositionTerm, SharedTeacher, Teacher
 from ..losses.mix import Mix, OfTarget, drafted
 from ..losses.pace import DraftPace, geometric, joined
+from .drafted import Drafted, DraftsBehind, Draw, Where
 
 
 class Drafts(NamedTuple):
@@ -60,10 +60,11 @@ class Drafts(NamedTuple):
         return self.report_weight_P * (self.label_P2[:, 1] == 0)
 
 
-class Student(StaticParts):
+class Student(DraftsBehind):
     """A drafter and its loss: `forward` says which drafts there are, `compare` what follows from them.
 
-    What may differ between methods are hooks: `weights`, `teacher`, `labels`, `prefix_logits`, `auxiliary_loss`.
+    What may differ between methods are hooks: `weights`, `teacher`, `labels`, `prefix_logits`, `auxiliary_loss`; and
+    those of `DraftsBehind`, of which the drafts of a network over pairs are here.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class Student(StaticParts):
             mix: the recipe's terms, for a drafter with a draft vocabulary.
         """
         super().__init__()
-        self.draft, self._drafts, self._mix = draft, drafts, mix
+        self.draft, self._mix = draft, mix
+        self._drafts = self.drafts_made = drafts
         self.split = WHOLE
         """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
         self._decay, self._sums_to_one = decay, sums_to_one
@@ -139,12 +141,19 @@ class Student(StaticParts):
         """
         drafts = drafts._replace(label_P2=self._in_draft_vocabulary(drafts.label_P2))
         drafts = in_text_order(drafts._replace(share_P=self.weights(drafts, batch, given)))
-        at_P, label_P2 = drafts.at_P, self.labels(drafts, given)
-        weight_P = report_weights(at_P, label_P2[:, 1], batch, self._drafts, self.split)
+        label_P2 = self.labels(drafts, given)
+        weight_P = report_weights(drafts.at_P, label_P2[:, 1], batch, self._drafts, self.split)
+        loss, terms = self._summed(drafts._replace(label_P2=label_P2, report_weight_P=weight_P), batch, given)
+        return loss, reported(loss, terms, weight_P, label_P2[:, 1], self._drafts)
+
+    def _summed(self, drafts: Drafts, batch: Batch, given: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of drafts in the order of their states, and the sums of its terms."""
+        at_P, weight_P = drafts.at_P, drafts.report_weight_P
+        assert weight_P is not None  # the caller has made it
         keep = PositionTerm("overlap", []) if self.keeps_overlap else None
         loss, terms = self.judge(
             drafts.hidden_PH,
-            label_P2,
+            drafts.label_P2,
             self.teacher(given, at_P) if len(at_P) else None,
             drafts.share_P,
             added=self.prefix_logits(drafts, batch),
@@ -154,10 +163,70 @@ class Student(StaticParts):
         terms.pop("overlap", None)
         # without drafts there are no parts
         overlap_P = None if keep is None else torch.cat([weight_P[:0], *keep.parts])
-        drafts = drafts._replace(label_P2=label_P2, report_weight_P=weight_P, overlap_P=overlap_P)
-        if (more := self.auxiliary_loss(drafts, batch, given)) is not None:
+        if (more := self.auxiliary_loss(drafts._replace(overlap_P=overlap_P), batch, given)) is not None:
             loss, terms = loss + more[0], terms | more[1] if terms else {}
-        return loss, reported(loss, terms, weight_P, label_P2[:, 1], self._drafts)
+        return loss, terms
+
+    # ---- along its own drafts -------------------------------------------------------------
+
+    @property
+    def first_weight(self) -> float:
+        """What the first draft behind a place of a text counts in the loss."""
+        first = geometric(0.0, self._decay, sum_of=self._drafts if self._sums_to_one else 0)
+        return 1.0 if first is None else first
+
+    def draft_logits(self, hidden_CH: Tensor, _before_C: Tensor, _j: int) -> Tensor:
+        """As of `DraftsBehind`: of the output alone."""
+        return self.judge.projection.logits(hidden_CH)
+
+    def unrolled_behind(
+        self,
+        hidden_RSH: Tensor,
+        embeds_RSH: Tensor,
+        batch: Batch,
+        places: Where,
+        draw: Draw,
+        embed: Any,
+        *,
+        detach: bool = False,
+        recompute: bool = False,
+    ) -> list[Tensor]:
+        """The outputs [X, H] of a network over pairs that is applied to its own outputs and to the tokens that it
+        drafts, of every pass."""
+        at, found = (places.row_X, places.at_X), []
+
+        def drafted(out_RSH: Tensor) -> Tensor:
+            found.append(out_RSH[at])
+            embeds_XH = embed(draw(self.projected(found[-1])))
+            return torch.zeros_like(embeds_RSH).index_put(at, embeds_XH.to(embeds_RSH.dtype))
+
+        outputs = self.draft.unroll(
+            hidden_RSH,
+            embeds_RSH,
+            batch["positions"],
+            batch["documents"],
+            self._drafts,
+            detach=detach,
+            recompute=recompute,
+            own=drafted,
+        )
+        drafted(outputs[-1])
+        return found
+
+    def projected(self, hidden_XH: Tensor) -> Tensor:
+        """What the projection reads of an output."""
+        return hidden_XH
+
+    def loss_along(self, hidden_XJH: Tensor, drafted: Drafted, given: Any) -> Tensor:
+        """As of `DraftsBehind`: what rows of a root and its drafts give, whose states the target has read."""
+        T = drafted.token_XT.shape[1]
+        known = drafted.known_XJ.nonzero(as_tuple=True)
+        x_P, j_P = known
+        label_P2 = self._in_draft_vocabulary(torch.stack((drafted.label_XJ[known], j_P), 1))
+        share_P, weight_P = drafted.share_XJ[known], drafted.weight_XJ[known]
+        drafts = Drafts(hidden_XJH[known], x_P * T + j_P, label_P2, share_P, weight_P)
+        read = given._replace(hidden_RSH=drafted.states_XTH)
+        return self._summed(drafts, {"input_ids": drafted.token_XT}, read)[0]
 
     @property
     def ids_U(self) -> Tensor | None:

@@ -40,7 +40,7 @@ from .output import ALL, OwnPositions
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from transformers import PreTrainedModel
+    from transformers import DynamicCache, PreTrainedModel
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRODUCTS: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -105,6 +105,8 @@ class OnlineFeatures(FeatureSource):
         self.looks_ahead = not is_trained(target) and not is_cut(target)
         self.precision: Precision | None = None
         """Of the products of a forward pass; None: the target's own."""
+        self.kv_cache: DynamicCache | None = None
+        """Takes the keys and values of passes over rows, where it is set (`own_drafts/reading.py`)."""
         self._team = team_of(target)
         self._side: torch.cuda.Stream | None = None
 
@@ -127,11 +129,21 @@ class OnlineFeatures(FeatureSource):
             found = states if rank == own else found
         return found
 
-    def _pass(self, batch: Batch) -> Features:
-        device = batch["input_ids"].device
+    @torch.no_grad()
+    def read_behind(self, inputs: dict[str, Any]) -> Tensor:
+        """The last hidden states [R, N, H] of tokens behind others, whose keys and values `inputs` hold."""
+        with self._precise(inputs["input_ids"].device):
+            last: Tensor = decoder_of(self.target)(**inputs).last_hidden_state
+        return last.to(self.target.dtype)
+
+    def _precise(self, device: torch.device) -> torch.autocast:
+        """The precision of the target's products, whatever autocast says outside."""
         mixed = None if self.precision in (None, "fp32") else PRODUCTS[self.precision]
-        with torch.autocast(device.type, dtype=mixed, enabled=mixed is not None):
-            states = states_of(decoder_of(self.target), batch, self.layers)
+        return torch.autocast(device.type, dtype=mixed, enabled=mixed is not None)
+
+    def _pass(self, batch: Batch) -> Features:
+        with self._precise(batch["input_ids"].device):
+            states = states_of(decoder_of(self.target), batch, self.layers, self.kv_cache)
         held, dtype = self.part.held(batch["input_ids"].shape[1]), self.target.dtype
         if self.part.is_whole:
             return tuple(each.to(dtype) for each in states)
@@ -320,12 +332,18 @@ def of_all(batch: Batch, team: torch.distributed.ProcessGroup) -> list[Batch]:
     return [dict(zip(names, each, strict=True)) for each in found]
 
 
-def states_of(decoder: Any, batch: Batch, layers: Sequence[int]) -> Features:
-    """The hidden states [R, S, H] of some layers, attention kept inside each document."""
+def states_of(decoder: Any, batch: Batch, layers: Sequence[int], kv_cache: DynamicCache | None = None) -> Features:
+    """The hidden states [R, S, H] of some layers, attention kept inside each document.
+
+    Args:
+        kv_cache: takes the keys and values of all rows, which then go through in one pass.
+    """
 
     def run(inputs: dict[str, Any]) -> Features:
         states = HiddenStates(layers, layer_count(decoder))
-        if _is_lean(decoder, inputs["attention_mask"]):
+        if kv_cache is not None:
+            inputs = inputs | {"past_key_values": kv_cache, "use_cache": True}
+        elif _is_lean(decoder, inputs["attention_mask"]):
             states_in_rows(decoder, inputs, states)
             return states.in_order
         with states.taken_from(decoder):

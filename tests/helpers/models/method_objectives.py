@@ -12,6 +12,7 @@ from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
 from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
 from draftsmith.trainers.methods import METHODS
+from draftsmith.trainers.own_drafts.objective import on_own_drafts
 from draftsmith.trainers.spine import check_target
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn
@@ -82,4 +83,5 @@ def objective_of(
     if is_model and ids is not None:
         hold(made, len(ids), ids, saved=False)
     kind = bpd.TunedBpdObjective if is_tuned and recipe.method == "bpd" else OBJECTIVES[recipe.method]
-    return kind(recipe, made, frozen, save)
+    objective = kind(recipe, made, frozen, save)
+    return on_own_drafts(objective, frozen, recipe) if recipe.record.drafts_its_own else objective

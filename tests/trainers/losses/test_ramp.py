@@ -152,9 +152,7 @@ def test_a_divergence_that_would_be_infinite_is_refused() -> None:
 @pytest.mark.parametrize("name", ["rollouts.share", "objective.from_kl_share", "objective.teacher_top_k"])
 def test_what_a_method_does_not_read_is_refused_by_name(name: str) -> None:
     value = "8" if name.endswith("top_k") else "0.5"
-    others = (
-        ("eagle-tiny", "eagle3-tiny") if name == "rollouts.share" else ("eagle-tiny", "eagle3-tiny", "target-tiny")
-    )
+    others = ("bpd-tiny", "boost-tiny") if name == "rollouts.share" else ("eagle-tiny", "eagle3-tiny", "target-tiny")
     for method in others:
         recipe = load_recipe(method, [(name, value)]).recipe
         with pytest.raises(RequestError, match=f"{name} is .* method `{recipe.method}` does not"):

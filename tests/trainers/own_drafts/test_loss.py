@@ -1,0 +1,249 @@
+"""What own drafts count in the loss: against every draft that there is, and beside rows of text."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.decoding.backbone.backbone import Backbone
+from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.projection import Projection
+from draftsmith.errors import RequestError
+from draftsmith.trainers.config import LoopConfig, ObjectiveConfig
+from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
+from draftsmith.trainers.losses.mix import Mix
+from draftsmith.trainers.losses.pace import reached
+from draftsmith.trainers.method_config import RolloutsConfig
+from draftsmith.trainers.own_drafts.drawing import Drawing, counted, judged
+from draftsmith.trainers.own_drafts.objective import OwnDrafts, at_rows
+from draftsmith.trainers.own_drafts.places import AT, UNIFORM, DraftPlaces
+from draftsmith.trainers.student.drafted import Drafted
+from helpers.models.method_objectives import build
+from helpers.own_drafts import CASES, Noted, made, rows, trained_on
+from torch import Tensor, nn
+
+V, J = 4, 3
+LENGTH_LOSS = ObjectiveConfig(kl=0.0, tv=1.0, positions="on-policy", from_kl_share=0.0)
+
+
+def table(seed: int) -> Tensor:
+    """Logits of the next token behind every draft prefix of up to J - 1 tokens, [prefixes, V]."""
+    return 1.5 * torch.randn(sum(V**j for j in range(J)), V, generator=torch.Generator().manual_seed(seed))
+
+
+def place(prefix: tuple[int, ...]) -> int:
+    """Which row of `table` a prefix has."""
+    return sum(V**j for j in range(len(prefix))) + sum(token * V**at for at, token in enumerate(prefix))
+
+
+def expected_length(q: Tensor, p: Tensor) -> Tensor:
+    """How many drafts are kept, over all drafts: sum over prefixes of prod min(p, q)."""
+    kept = torch.minimum(p.softmax(-1), q.softmax(-1))
+    length = q.new_zeros(())
+    for depth in range(1, J + 1):
+        for path in itertools.product(range(V), repeat=depth):
+            reach = q.new_ones(())
+            for j, token in enumerate(path):
+                reach = reach * kept[place(path[:j]), token]
+            length = length + reach
+    return length
+
+
+def every_draft(q: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """All drafts of J tokens: rows of the tables, the tokens, how likely each is drawn, p and q of every token."""
+    paths = list(itertools.product(range(V), repeat=J))
+    rows_XJ = torch.tensor([[place(path[:j]) for j in range(J)] for path in paths])
+    token_XJ = torch.tensor(paths)
+    p_XJ, q_XJ = (each.softmax(-1)[rows_XJ].gather(2, token_XJ[..., None])[..., 0] for each in (p, q))
+    return rows_XJ, token_XJ, q_XJ.prod(1), p_XJ, q_XJ
+
+
+def test_weights_are_how_often_decoding_gets_there() -> None:
+    """Over all drafts the mean of what is kept is the expected accepted length."""
+    q, p = table(1), table(2)
+    _, _, drawn_X, p_XJ, q_XJ = every_draft(q, p)
+    kept_XJ = (p_XJ / q_XJ).clamp_max(1)
+    weight_XJ, _ = reached(kept_XJ, kept_XJ, torch.ones_like(kept_XJ, dtype=torch.bool), 0.0)
+    mean = ((weight_XJ * kept_XJ).sum(1) * drawn_X).sum()
+    torch.testing.assert_close(mean, expected_length(q, p))
+
+
+def test_the_gradient_is_that_of_the_accepted_length() -> None:
+    """The loss along own drafts, averaged over all drafts as they are drawn, against enumeration; a text's terms."""
+    q, p = table(1).requires_grad_(), table(2)
+    (wanted,) = torch.autograd.grad(-expected_length(q, p), q)
+    rows_XJ, token_XJ, drawn_X, p_XJ, q_XJ = (each.detach() for each in every_draft(q, p))
+    known_XJ = torch.ones_like(p_XJ, dtype=torch.bool)
+    kept_XJ = (p_XJ / q_XJ).clamp_max(1)
+    weight_XJ, gain_XJ = reached(kept_XJ, kept_XJ, known_XJ, 0.0)
+    share_XJ2 = torch.stack((weight_XJ, gain_XJ * (p_XJ / q_XJ).clamp_min(1)), -1) * drawn_X[:, None, None]
+    head = nn.Linear(V, V, bias=False)  # of states that are logits
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(V))
+    head.requires_grad_(False)
+    chunked = ChunkedLoss(head, Mix.of(LENGTH_LOSS), chunk=16)
+    teacher = Teacher(p[rows_XJ.flatten()], Projection(head.weight))
+    loss, _ = chunked(q[rows_XJ.flatten()], token_XJ.flatten(), teacher, share_XJ2.flatten(0, 1))
+    (found,) = torch.autograd.grad(loss, q)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_drafts_are_drawn_from_q_and_judged_by_p() -> None:
+    """A hand-made case: logits by the token in front, three places, and what the target says of each."""
+    logits_VU = torch.tensor([[2.0, 0.0, -1.0], [0.0, 3.0, 0.5], [1.0, 1.0, 1.0]])
+    asked: list[tuple[list[int], int]] = []
+
+    def by_token(_hidden: Tensor, before: Tensor, j: int) -> Tensor:
+        asked.append((before.tolist(), j))
+        return logits_VU[before]
+
+    uniform = torch.tensor([[0.5, 0.1], [0.9999, 0.5], [0.0, 0.4]])
+    draw = Drawing(by_token, Warper(1.0), torch.tensor([0, 1, 2]), uniform, chunk=2)
+    hidden = torch.zeros(3, 1)
+    q = logits_VU.softmax(-1)
+    assert draw(hidden).tolist() == [0, 2, 0]
+    assert draw(hidden).tolist() == [0, 1, 0]
+    assert asked == [([0, 1], 0), ([2], 0), ([0, 2], 1), ([0], 1)]
+    assert draw.token_XT.tolist() == [[0, 0, 0], [1, 2, 1], [2, 0, 0]]
+    wanted = torch.stack((q[[0, 1, 2], [0, 2, 0]], q[[0, 2, 0], [0, 1, 0]]), 1)
+    torch.testing.assert_close(draw.q_XJ, wanted)
+    few = Drawing(by_token, Warper(0.0), torch.tensor([0, 1]), uniform[:2], ids_U=torch.tensor([2, 1, 0]), chunk=9)
+    assert few(hidden[:2]).tolist() == [2, 1]
+    assert few.q_XJ.tolist() == [[1.0], [1.0]]
+    projection = Projection(logits_VU.T.contiguous())
+    said = judged(torch.eye(3), torch.tensor([1, 1, 2]), projection, Warper(1.0), 2)
+    torch.testing.assert_close(said.p_P, q[[0, 1, 2], [1, 1, 2]])
+    assert said.best_P.tolist() == [0, 1, 0]
+    greedy = judged(torch.eye(3), torch.tensor([1, 1, 0]), projection, Warper(0.0), 2)
+    assert greedy.p_P.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_nothing_counts_behind_the_end_of_a_text() -> None:
+    """An end may be drafted, and be the root."""
+    found = counted(torch.tensor([[5, 6, 7, 8], [5, 9, 7, 8], [5, 6, 7, 9], [9, 6, 7, 8]]), torch.tensor([9]))
+    assert found.tolist() == [[True] * 3, [True, False, False], [True] * 3, [False] * 3]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_counts_as_many_first_drafts_as_it_has_labels(
+    name: str, target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its places, and however the other rows share a forward pass; reach falls from depth to depth."""
+    noted, batch = Noted(monkeypatch), rows()
+    goal = made(name, target)
+    trained_on(goal, batch)
+    drafted: Drafted = noted.drafted
+    first_R = torch.zeros(2).index_add_(0, noted.places.row_X, drafted.share_XJ[:, 0])
+    labels_R = batch["loss_mask"].sum(1)[[1, 3]]
+    torch.testing.assert_close(first_R, labels_R * goal.module.student.first_weight)
+    ratio_XJ = drafted.share_XJ / drafted.share_XJ[:, :1]
+    torch.testing.assert_close(ratio_XJ, drafted.weight_XJ)
+    assert (drafted.weight_XJ[:, 1:] <= drafted.weight_XJ[:, :-1]).all()
+    torch.testing.assert_close(drafted.weight_XJ[:, 1], drafted.kept_XJ[:, 0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_of_text_are_learnt_as_ever_and_micro_batches_change_nothing(name: str, target: Backbone) -> None:
+    """A batch of both kinds is the sum of its rows one by one, those of text as without rollouts; gradients too."""
+    batch, goal = rows(), made(name, target)
+    plain = made(name, target, rollouts={"share": 0.0})
+    assert plain.rollouts is None
+    assert not isinstance(plain.module, OwnDrafts)
+    plain.module.load_state_dict(goal.module.student.state_dict())
+    loss, terms = trained_on(goal, batch)
+    (rewritten,) = goal.rollouts.rewrite([batch], range(4), 0, 7)
+    mine = torch.autograd.grad(loss, list(goal.draft().parameters()), allow_unused=True)
+    parts = []
+    for r in range(4):
+        row = at_rows(rewritten, torch.tensor([r]))
+        if r % 2:
+            assert (row[AT] >= 0).all()
+            parts.append(goal.module(row, goal.prepare(row))[0])
+            continue
+        parts.append(goal.module(row, goal.prepare(row))[0])
+        text = {each: tensor for each, tensor in row.items() if each not in (AT, UNIFORM)}
+        torch.testing.assert_close(parts[-1], plain.module(text, plain.prepare(text))[0])
+    torch.testing.assert_close(loss, torch.stack(parts).sum(), rtol=1e-4, atol=1e-4)
+    theirs = torch.autograd.grad(torch.stack(parts).sum(), list(goal.draft().parameters()), allow_unused=True)
+    for one, other in zip(mine, theirs, strict=True):
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    assert 0 <= float(terms["own_length"]) / 10 <= 3
+    assert sum(one is not None and bool(one.any()) for one in mine) > 2
+
+
+def test_own_drafts_are_compared_with_what_the_target_says_behind_them(target: Backbone) -> None:
+    """Forward KL by hand: at every draft between the network's distribution and the target's, as often as reached."""
+    goal, batch = made("mtp", target, objective=ObjectiveConfig(kl=1.0), rollouts={"share": 1.0}), rows()
+    student = goal.module.student
+    seen: list[tuple[Tensor, Drafted]] = []
+    along = student.loss_along
+    student.loss_along = lambda hidden, drafted, given: (
+        seen.append((hidden, drafted)),
+        along(hidden, drafted, given),
+    )[1]
+    loss, _ = trained_on(goal, batch)
+    ((hidden_XJH, drafted),) = seen
+    projection = Projection.of(target.model)
+    log_q = projection.logits(hidden_XJH).log_softmax(-1)
+    log_p = projection.logits(drafted.states_XTH[:, :-1]).log_softmax(-1)
+    kl_XJ = (log_p.exp() * (log_p - log_q)).sum(-1)
+    torch.testing.assert_close(loss, (kl_XJ * drafted.share_XJ).sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_places_follow_from_the_step_and_the_row() -> None:
+    """Labels of a row's own, other ones at another step, the same in another process; no number is used twice."""
+    config, batch = RolloutsConfig(share=0.5, places=6), rows(6)
+    write = DraftPlaces(config, 4)
+    (whole,) = write.rewrite([batch], range(6), 0, 11)
+    (other,) = write.rewrite([batch], range(6), 1, 12)
+    assert (whole[AT] >= 0).any(1).tolist() == [False, True] * 3
+    assert not torch.equal(whole[AT], other[AT])
+    for r in (1, 3, 5):
+        (mine,) = write.rewrite([at_rows(batch, torch.tensor([r]))], [r], 0, 11)
+        assert torch.equal(mine[AT][0], whole[AT][r])
+        assert torch.equal(mine[UNIFORM][0], whole[UNIFORM][r])
+        at = whole[AT][r]
+        assert at.unique().tolist() == at.tolist(), "each once, in the order of the text"
+        assert batch["loss_mask"][r, at + 2].all()
+        assert torch.equal(batch["documents"][r, at + 2], batch["documents"][r, at])
+    drawn = torch.cat([whole[UNIFORM][[1, 3, 5]].flatten(), other[UNIFORM][[1, 3, 5]].flatten()])
+    assert len(drawn.unique()) == len(drawn)
+    two = write.rewrite([at_rows(batch, torch.arange(2)), at_rows(batch, torch.arange(2, 6))], range(6), 0, 11)
+    assert torch.equal(torch.cat([each[AT] for each in two]), whole[AT])
+
+
+def test_a_row_with_fewer_places_and_one_without() -> None:
+    """Two labels are two places at most; a row of prompts alone stays a row of text."""
+    batch = rows(2)
+    batch["loss_mask"] = batch["loss_mask"].clone()
+    batch["loss_mask"][0] = False
+    batch["loss_mask"][1] = False
+    batch["loss_mask"][1, 10:12] = True
+    (found,) = DraftPlaces(RolloutsConfig(share=1.0, places=4), 2).rewrite([batch], range(2), 0, 1)
+    assert found[AT].tolist() == [[-1] * 4, [8, 9, -1, -1]]
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "loop.compile is on": ("eagle3", {"loop": LoopConfig(compile=True)}),
+    "loop.context_parallel is 2": ("eagle3", {"loop": LoopConfig(context_parallel=2)}),
+    "features.source is cache": ("mtp", {"features": {"source": "cache"}}),
+    "target.sharding": ("mtp", {"target": {"sharding": "fully_shard"}}),
+    "rows have 4,096 tokens": ("medusa", {"data": {"sequence_length": 4096}}),
+    "method medusa draws none": ("medusa", {"objective": LENGTH_LOSS}),
+    "rollouts.temperature, which is 0, to 1": (
+        "mtp",
+        {"objective": LENGTH_LOSS, "rollouts": {"share": 0.5, "temperature": 0.0}},
+    ),
+    "objective.ce would have": ("mtp", {"objective": LENGTH_LOSS.model_copy(update={"ce": 0.5})}),
+    "the selector of dflash2": ("dflash2", {"objective": LENGTH_LOSS, "block": {"size": 4}}),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_is_refused(words: str, target: Backbone) -> None:
+    method, sections = REFUSED[words]
+    with pytest.raises(RequestError, match=words):
+        build(method, target.model, **({"rollouts": {"share": 0.5}} | sections))
