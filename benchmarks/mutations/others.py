@@ -37,7 +37,7 @@ MUTATIONS = (
         "chats without marks: an answer in the middle counts on to the end of the next turn",
         "else template.write(chat, chat.messages[: at + 1])\n",
         "else template.write(chat, chat.messages[: at + 2])\n",
-        (MARKS,),
+        ("tests/data/rows/test_thoughts_and_marks.py::test_an_answer_in_the_middle_ends_in_front_of_the_next_turn",),
     ),
     Mutation(
         "A02b",

@@ -10,6 +10,7 @@ import pytest
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.chats.ends import endless_answers
 from draftsmith.data.rows.chats.spoken import ids_of, message_of
+from draftsmith.data.rows.chats.tags import own_thoughts
 from draftsmith.data.rows.chats.written import Origin, Turn, Written
 from draftsmith.data.rows.encode import Encoded, Encoder
 from draftsmith.data.rows.raw import BadRow
@@ -305,6 +306,23 @@ def test_marks_of_a_history_that_is_rewritten_count_once() -> None:
 def test_blanks_around_thoughts_are_the_prompts_own() -> None:
     turn = say("assistant", "the dog", reasoning_content="\nso\n\n")
     assert answers(EMPTIED.tokenizer(), [WHY, turn]) == ["so\n</think>\n\nthe dog<|im_end|>"]
+
+
+def test_blanks_are_no_thoughts_beside_those_of_another_field() -> None:
+    turn = say("assistant", "the dog", reasoning_content=" \n", reasoning="so")
+    assert answers(QWEN3.tokenizer(), [WHY, turn]) == ["<think>\nso\n</think>\n\nthe dog<|im_end|>"]
+    assert own_thoughts({"reasoning_content": " \n"}) is None
+
+
+def test_an_answer_in_the_middle_ends_in_front_of_the_next_turn() -> None:
+    """Of a template that ends no turn, where no end of the target says so."""
+    lines = (
+        "{% for m in messages %}{{ m.role + ':\\n' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
+    )
+    found = answers(tokenizer_of(lines), [*TWO, AND, say("assistant", "it")])
+    assert [each.split("\n")[0] for each in found] == ["the dog", "a fox", "it"]
+    assert not any("user" in each for each in found)
 
 
 def test_a_long_pair_of_tags_closes_thoughts() -> None:
