@@ -2,11 +2,11 @@
 
 A drafter of each family is trained by its recipe for `--start-steps` steps, once a training seed, and from there with
 every arm for `--steps` more: as shipped, as shipped for half as many steps again (what a longer step would have been
-worth), with LK alone, and by how far drafts get. The rows are what the target writes at temperature 1 behind windows
-of training texts, as `on-policy` needs them. Each arm drafts chains for held-out prompts of the corpus, at T = 0 and
-1, and is audited with its first seed; `--shape "tree 20"` has EAGLE-3 draft trees by confidence instead. Gains are
-paired: the same seed, the same prompt. What was trained or measured is kept in `--out`; other settings than
-`--families`, `--arms` and `--seeds` need another one.
+worth), with LK alone, and by how far drafts get; asked for, along its own drafts (`rollouts`). The rows are what the
+target writes at temperature 1 behind windows of training texts, as `on-policy` needs them. Each arm drafts chains for
+held-out prompts of the corpus, at T = 0 and 1, and is audited with its first seed; `--shape "tree 20"` has EAGLE-3
+draft trees by confidence instead. Gains are paired: the same seed, the same prompt. What was trained or measured is
+kept in `--out`; other settings than `--families`, `--arms` and `--seeds` need another one.
 
     python benchmarks/draft_weights.py --out runs/draft-weights
     python benchmarks/draft_weights.py --out runs/draft-weights --seeds 0,1,2 --json draft-weights.json
@@ -62,9 +62,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "accepted length": LENGTH | {"objective.positions": "accepted"},
     "accepted length on-policy": LENGTH | {"objective.positions": "on-policy"},
     "accepted length of siblings": LENGTH | {"objective.positions": "accepted", "objective.siblings": 4},
+    "rollouts": {"rollouts.share": 0.5},
+    "rollouts and accepted length": LENGTH | {"objective.positions": "accepted", "rollouts.share": 0.5},
 }
-OF_TREES = ("accepted length of siblings",)
-"""Arms that have to be asked for."""
+ASKED_FOR = ("accepted length of siblings", "rollouts", "rollouts and accepted length")
+"""Arms that are not among the default ones."""
 OF_RECIPES: dict[str, dict[str, Any]] = {
     "eagle3-tiny": {"eagle3.ce": 0.0},
     "distill-tiny": {"objective.from_kl_share": 0.0},  # the start has learnt already
@@ -81,6 +83,8 @@ WHAT = {
     "accepted length": "`tv` alone, `accepted`",
     "accepted length on-policy": "`tv` alone, `on-policy`",
     "accepted length of siblings": "`tv` alone, `accepted`, 4 siblings",
+    "rollouts": "the recipe's own loss, half of the rows along own drafts",
+    "rollouts and accepted length": "`tv` alone, `accepted`, half of the rows along own drafts",
 }
 FREE = ("families", "arms", "seeds", "json", "repeats")
 """Of the arguments those that may differ from call to call."""
@@ -246,7 +250,7 @@ def parser() -> argparse.ArgumentParser:
     """Also of `weight_speeds.py`."""
     parser = parser_of(__doc__, out="runs/draft-weights")
     parser.add_argument("--families", type=names_of(CHOSEN), default=list(CHOSEN))
-    parser.add_argument("--arms", type=names_of(ARMS), default=[arm for arm in ARMS if arm not in OF_TREES])
+    parser.add_argument("--arms", type=names_of(ARMS), default=[arm for arm in ARMS if arm not in ASKED_FOR])
     parser.add_argument("--start-steps", type=int, default=250)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-rows", type=int, default=4)

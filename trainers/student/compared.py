@@ -121,17 +121,16 @@ class Student(DraftsBehind):
         self, hidden_RLH: Tensor, embeds_RSH: Tensor, batch: Batch, *, detach: bool = False, recompute: bool = False
     ) -> Drafts:
         """The drafts of a network over pairs that is applied to its own outputs (`PairNet.unroll`)."""
-        outputs = self.draft.unroll(
-            hidden_RLH,
-            embeds_RSH,
-            batch["positions"],
-            batch["documents"],
-            self._drafts,
-            detach=detach,
-            recompute=recompute,
-            split=self.split,
-        )
+        outputs = self._passes(hidden_RLH, embeds_RSH, batch, detach=detach, recompute=recompute)
         return compared(outputs, batch, self.split)
+
+    def _passes(self, hidden_RLH: Tensor, embeds_RSH: Tensor, batch: Batch, **how: Any) -> list[Tensor]:
+        """The outputs of every pass of such a network; `how`: as of `PairNet.unroll`."""
+        where = (batch["positions"], batch["documents"])
+        outputs: list[Tensor] = self.draft.unroll(
+            hidden_RLH, embeds_RSH, *where, self._drafts, split=self.split, **how
+        )
+        return outputs
 
     def compare(self, drafts: Drafts, batch: Batch, given: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss summed over labels, and the sums that are reported.
@@ -200,17 +199,7 @@ class Student(DraftsBehind):
             embeds_XH = embed(draw(self.projected(found[-1])))
             return torch.zeros_like(embeds_RSH).index_put(at, embeds_XH.to(embeds_RSH.dtype))
 
-        outputs = self.draft.unroll(
-            hidden_RSH,
-            embeds_RSH,
-            batch["positions"],
-            batch["documents"],
-            self._drafts,
-            detach=detach,
-            recompute=recompute,
-            own=drafted,
-        )
-        drafted(outputs[-1])
+        drafted(self._passes(hidden_RSH, embeds_RSH, batch, detach=detach, recompute=recompute, own=drafted)[-1])
         return found
 
     def projected(self, hidden_XH: Tensor) -> Tensor:
