@@ -53,6 +53,7 @@ CHOSEN = {each.name: each for each in FAMILIES if each.name in ("distilled draft
 ALONE: dict[str, Any] = {"objective.kl": 0.0, "objective.ce": 0.0, "objective.tv": 0.0}
 LK = ALONE | {"objective.lk_lambda": 1.0, "objective.positions": "geometric"}
 LENGTH = ALONE | {"objective.tv": 1.0}
+OWN_DRAFTS: dict[str, Any] = {"rollouts.share": 0.5, "rollouts.places": 64}
 ARMS: dict[str, dict[str, Any]] = {
     "shipped": {},
     "shipped x 1.5": {},
@@ -62,8 +63,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "accepted length": LENGTH | {"objective.positions": "accepted"},
     "accepted length on-policy": LENGTH | {"objective.positions": "on-policy"},
     "accepted length of siblings": LENGTH | {"objective.positions": "accepted", "objective.siblings": 4},
-    "rollouts": {"rollouts.share": 0.5},
-    "rollouts and accepted length": LENGTH | {"objective.positions": "accepted", "rollouts.share": 0.5},
+    "rollouts": OWN_DRAFTS,
+    "rollouts and accepted length": LENGTH | OWN_DRAFTS | {"objective.positions": "accepted"},
 }
 ASKED_FOR = ("accepted length of siblings", "rollouts", "rollouts and accepted length")
 """Arms that are not among the default ones."""
@@ -71,6 +72,8 @@ OF_RECIPES: dict[str, dict[str, Any]] = {
     "eagle3-tiny": {"eagle3.ce": 0.0},
     "distill-tiny": {"objective.from_kl_share": 0.0},  # the start has learnt already
 }
+WITHOUT = {"distill-tiny": ("rollouts.places",)}
+"""What an arm sets and a recipe does not read: a draft model writes whole rows anew."""
 LONGER = {"shipped x 1.5": 1.5}
 """Of the steps, by arm."""
 BASE = "shipped"
@@ -124,7 +127,9 @@ def train(family: Family, arm: str, args: argparse.Namespace) -> Path:
 
 def values_of(family: Family, arm: str) -> dict[str, Any]:
     """What an arm sets in its family's recipe."""
-    return ARMS[arm] | (OF_RECIPES.get(family.recipe, {}) if ARMS[arm] else {})
+    replaced = "objective.kl" in ARMS[arm]  # an arm that keeps the recipe's loss keeps its own terms too
+    values = ARMS[arm] | (OF_RECIPES.get(family.recipe, {}) if replaced else {})
+    return {name: value for name, value in values.items() if name not in WITHOUT.get(family.recipe, ())}
 
 
 def start(family: Family, args: argparse.Namespace) -> Path:

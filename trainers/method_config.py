@@ -34,7 +34,7 @@ class RolloutsConfig(Section):
 
     share: float = Field(0.0, ge=0, le=1)
     """Share of a step's rows whose labels are generated; 0 trains on the data alone."""
-    places: int = Field(16, ge=1)
+    places: int = Field(64, ge=1)
     """For drafters of hidden states: places of a row behind which they draft with their own tokens; the row's other
     tokens are context alone."""
     by: Literal["student", "target", "mixed"] = "student"

@@ -174,9 +174,29 @@ def test_rows_of_text_are_learnt_as_ever_and_micro_batches_change_nothing(name: 
     assert sum(one is not None and bool(one.any()) for one in mine) > 2
 
 
-def test_own_drafts_are_compared_with_what_the_target_says_behind_them(target: Backbone) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", ["mtp", "eagle3", "medusa"])
+def test_a_draft_is_kept_as_often_as_both_say(
+    name: str, temperature: float, target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """min(1, p / q) of each drawn token, by what the target says at the state in front of it; the mean is reported."""
+    noted = Noted(monkeypatch)
+    _, terms = trained_on(made(name, target, rollouts={"temperature": temperature}), rows())
+    drafted: Drafted = noted.drafted
+    p_XJV = (Projection.of(target.model).logits(drafted.states_XTH[:, :-1]) / temperature).softmax(-1)
+    p_XJ = p_XJV.gather(2, drafted.token_XT[:, 1:, None])[..., 0]
+    torch.testing.assert_close(drafted.kept_XJ, (p_XJ / noted.q_XJ).clamp_max(1), rtol=1e-4, atol=1e-6)
+    kept_J = drafted.kept_XJ.cumprod(1).sum(0)
+    for j in range(3):
+        torch.testing.assert_close(terms[f"own_kept_{j + 1}"], kept_J[j])
+    torch.testing.assert_close(terms["own_length"], kept_J.sum())
+    assert float(terms["labels of own_length"]) == len(p_XJ)
+
+
+@pytest.mark.parametrize("name", ["mtp", "medusa", "dflash"])
+def test_own_drafts_are_compared_with_what_the_target_says_behind_them(name: str, target: Backbone) -> None:
     """Forward KL by hand: at every draft between the network's distribution and the target's, as often as reached."""
-    goal, batch = made("mtp", target, objective=ObjectiveConfig(kl=1.0), rollouts={"share": 1.0}), rows()
+    goal, batch = made(name, target, objective=ObjectiveConfig(kl=1.0, ce=0.0), rollouts={"share": 1.0}), rows()
     student = goal.module.student
     seen: list[tuple[Tensor, Drafted]] = []
     along = student.loss_along
@@ -187,7 +207,8 @@ def test_own_drafts_are_compared_with_what_the_target_says_behind_them(target: B
     loss, _ = trained_on(goal, batch)
     ((hidden_XJH, drafted),) = seen
     projection = Projection.of(target.model)
-    log_q = projection.logits(hidden_XJH).log_softmax(-1)
+    logits = [student.draft_logits(each, drafted.token_XT[:, j], j) for j, each in enumerate(hidden_XJH.unbind(1))]
+    log_q = torch.stack(logits, 1).log_softmax(-1)
     log_p = projection.logits(drafted.states_XTH[:, :-1]).log_softmax(-1)
     kl_XJ = (log_p.exp() * (log_p - log_q)).sum(-1)
     torch.testing.assert_close(loss, (kl_XJ * drafted.share_XJ).sum(), rtol=1e-4, atol=1e-4)
