@@ -53,7 +53,7 @@ CHOSEN = {each.name: each for each in FAMILIES if each.name in ("distilled draft
 ALONE: dict[str, Any] = {"objective.kl": 0.0, "objective.ce": 0.0, "objective.tv": 0.0}
 LK = ALONE | {"objective.lk_lambda": 1.0, "objective.positions": "geometric"}
 LENGTH = ALONE | {"objective.tv": 1.0}
-OWN_DRAFTS: dict[str, Any] = {"rollouts.share": 0.5, "rollouts.places": 64}
+OWN_DRAFTS: dict[str, Any] = {"rollouts.share": 0.5}
 ARMS: dict[str, dict[str, Any]] = {
     "shipped": {},
     "shipped x 1.5": {},
@@ -72,8 +72,8 @@ OF_RECIPES: dict[str, dict[str, Any]] = {
     "eagle3-tiny": {"eagle3.ce": 0.0},
     "distill-tiny": {"objective.from_kl_share": 0.0},  # the start has learnt already
 }
-WITHOUT = {"distill-tiny": ("rollouts.places",)}
-"""What an arm sets and a recipe does not read: a draft model writes whole rows anew."""
+ROWS_ANEW: dict[str, dict[str, Any]] = {"distill-tiny": {"rollouts.prompt_tokens": 96, "rollouts.new_tokens": 160}}
+"""Recipes whose draft writes whole rows, behind the prompts of these; the others draft behind places of rows."""
 LONGER = {"shipped x 1.5": 1.5}
 """Of the steps, by arm."""
 BASE = "shipped"
@@ -129,7 +129,9 @@ def values_of(family: Family, arm: str) -> dict[str, Any]:
     """What an arm sets in its family's recipe."""
     replaced = "objective.kl" in ARMS[arm]  # an arm that keeps the recipe's loss keeps its own terms too
     values = ARMS[arm] | (OF_RECIPES.get(family.recipe, {}) if replaced else {})
-    return {name: value for name, value in values.items() if name not in WITHOUT.get(family.recipe, ())}
+    if "rollouts.share" in values:
+        values |= ROWS_ANEW.get(family.recipe, {"rollouts.places": 64})
+    return values
 
 
 def start(family: Family, args: argparse.Namespace) -> Path:

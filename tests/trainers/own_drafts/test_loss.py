@@ -214,6 +214,17 @@ def test_own_drafts_are_compared_with_what_the_target_says_behind_them(name: str
     torch.testing.assert_close(loss, (kl_XJ * drafted.share_XJ).sum(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_mixed_precision(name: str, target: Backbone) -> None:
+    """Under autocast, as a run in bf16: about the loss of fp32, whose random numbers draw nearly the same."""
+    goal, batch = made(name, target), rows()
+    wanted, _ = trained_on(goal, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = trained_on(goal, batch)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=0.2)
+
+
 def test_places_follow_from_the_step_and_the_row() -> None:
     """Labels of a row's own, other ones at another step, the same in another process; no number is used twice."""
     config, batch = RolloutsConfig(share=0.5, places=6), rows(6)
