@@ -42,7 +42,7 @@ from draftsmith.trainers.methods import METHODS
 from safetensors.torch import load_file
 
 CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
-CLOCKS = {"tokens_per_second", "data_wait", "memory_gb", "rollout_seconds"}
+CLOCKS = {"tokens_per_second", "data_wait", "memory_gb", "rollout_share"}
 LEAST = 0.01
 """Differences of figures that are smaller than this are taken relative to it."""
 STEPS, EVERY, KILLED_AT = 8, 3, 5
