@@ -33,7 +33,7 @@ from ..losses.pace import reached
 from ..recipe import TrainingRecipe
 from ..student.drafted import Drafted, DraftsBehind
 from .drawing import Drawing, counted, judged
-from .places import AT, UNIFORM, DraftPlaces, Places
+from .places import AT, UNIFORM, DraftPlaces, Places, learns_length
 from .reading import TextKept
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ class OwnDrafts(nn.Module):
         self._drawn_by = Warper() if student.drafts_likeliest else self._warper
         self._target = (target,)
         self._ends = torch.tensor(Backbone(target, name="target").eos_ids, dtype=torch.long)
-        objective = recipe.objective
-        gains = objective.positions in ("accepted", "on-policy")
-        self._gain = objective.tv if gains else 0.0
+        self._gain = recipe.objective.tv if learns_length(recipe) else 0.0
         """What the accepted length counts in the loss."""
 
     def forward(self, batch: Batch, teacher_output: WithText) -> tuple[Tensor, dict[str, Tensor]]:

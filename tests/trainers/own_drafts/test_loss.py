@@ -90,6 +90,26 @@ def test_the_gradient_is_that_of_the_accepted_length() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["mtp", "dspark"])
+def test_a_run_has_these_weights(name: str, target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reach and gain of every draft, which is its own label; without the accepted length the target's likeliest is."""
+    noted = Noted(monkeypatch)
+    loss, _ = trained_on(made(name, target, objective=LENGTH_LOSS.model_copy(update={"tv": 0.5})), rows())
+    drafted: Drafted = noted.drafted
+    p_XJV = Projection.of(target.model).logits(drafted.states_XTH[:, :-1]).softmax(-1)
+    ratio_XJ = p_XJV.gather(2, drafted.token_XT[:, 1:, None])[..., 0] / noted.q_XJ
+    weight_XJ, gain_XJ = reached(drafted.kept_XJ, drafted.kept_XJ, drafted.known_XJ, 0.0)
+    scale_X1 = drafted.share_XJ[:, :1, 0]
+    torch.testing.assert_close(drafted.share_XJ[..., 0], scale_X1 * weight_XJ)
+    gain_XJ = 0.5 * scale_X1 * gain_XJ * ratio_XJ.clamp_min(1)
+    torch.testing.assert_close(drafted.share_XJ[..., 1], gain_XJ, rtol=1e-4, atol=1e-5)
+    assert torch.equal(drafted.label_XJ, drafted.token_XT[:, 1:])
+    assert bool(torch.isfinite(loss))
+    trained_on(made(name, target), rows())
+    states_XJH = noted.drafted.states_XTH[:, :-1]
+    assert torch.equal(noted.drafted.label_XJ, Projection.of(target.model).logits(states_XJH).argmax(-1))
+
+
 def test_drafts_are_drawn_from_q_and_judged_by_p() -> None:
     """A hand-made case: logits by the token in front, three places, and what the target says of each."""
     logits_VU = torch.tensor([[2.0, 0.0, -1.0], [0.0, 3.0, 0.5], [1.0, 1.0, 1.0]])
