@@ -80,16 +80,16 @@ class HydraStudent(HeadsStudent):
         read_RSH = self._read(batch, hidden_RSH)
         return self.decayed(batch, hidden_RSH, lambda k: head_input(k, read_RSH, embeds_RSH), self._decay)
 
-    def drafts_behind(self, batch: Batch, given: TeacherOutput, places: Where, draw: Draw, embed: Any) -> Tensor:
+    def drafts_behind(self, batch: Batch, given: TeacherOutput, places: Where, draw: Draw, embed: Any) -> Any:
         """As of `DraftsBehind`: each head reads the tokens that those in front of it have drafted."""
-        at, dtype, found = (places.row_X, places.at_X), self.medusa.dtype, []
-        read_XH = self._read(batch, given.hidden_RSH)[at].to(dtype)
-        token_X, embeds = batch["input_ids"][places.row_X, places.at_X + 1], []
+        read_XH = self._read(batch, given.hidden_RSH)[places.row_X, places.at_X].to(self.medusa.dtype)
+        token_X, embeds, found = batch["input_ids"][places.row_X, places.at_X + 1], [], []
         for k in range(1, self.drafts_made + 1):
             embeds.append(embed(token_X))
-            found.append(self.medusa.head(k, reads(read_XH, embeds)))
-            token_X = draw(found[-1])
-        return torch.stack(found, 1)
+            found.append(reads(read_XH, embeds))
+            with torch.no_grad():
+                token_X = draw(self.medusa.head(k, found[-1]))
+        return found
 
     @property
     def first_weight(self) -> float:

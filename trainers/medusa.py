@@ -68,13 +68,13 @@ class MedusaStudent(HeadsStudent):
         hidden_RSH = teacher_output.hidden_RSH
         return self.decayed(batch, hidden_RSH, last_states_of(hidden_RSH), self._decay)
 
-    def drafts_behind(self, _batch: Batch, given: TeacherOutput, places: Where, draw: Draw, _embed: Any) -> Tensor:
+    def drafts_behind(self, _batch: Batch, given: TeacherOutput, places: Where, draw: Draw, _embed: Any) -> Any:
         """As of `DraftsBehind`: no head sees what another drafts."""
         hidden_XH = given.hidden_RSH[places.row_X, places.at_X].to(self.medusa.dtype)
-        found = [self.medusa.head(k, hidden_XH) for k in range(1, self.drafts_made + 1)]
-        for head_XH in found:
-            draw(head_XH)
-        return torch.stack(found, 1)
+        with torch.no_grad():
+            for k in range(1, self.drafts_made + 1):
+                draw(self.medusa.head(k, hidden_XH))
+        return [hidden_XH] * self.drafts_made
 
     @property
     def first_weight(self) -> float:

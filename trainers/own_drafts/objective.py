@@ -87,10 +87,10 @@ class OwnDrafts(nn.Module):
             student.draft_logits, self._drawn_by, root_X, uniform_XJ, ids_U=student.ids_U, chunk=student.judge.chunk
         )
         embed = target.get_input_embeddings()
-        hidden_XJH = student.drafts_behind(batch, given, places, draw, embed)
+        found = student.drafts_behind(batch, given, places, draw, embed)
         states_XTH = kept.states(batch, given.hidden_RSH, places, draw.token_XT)
         drafted = self._judged(batch, places, draw, states_XTH)
-        return student.loss_along(hidden_XJH, drafted, given), _reported(drafted)
+        return student.loss_along(found, drafted, given), _reported(drafted)
 
     def _judged(self, batch: Batch, places: Places, draw: Drawing, states_XTH: Tensor) -> Drafted:
         """The drafts with what the target says of them, and what each counts in the loss."""

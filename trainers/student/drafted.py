@@ -87,8 +87,10 @@ class DraftsBehind(StaticParts):
             before_C: the tokens in front.
         """
 
-    def drafts_behind(self, batch: Batch, given: Any, places: Where, draw: Draw, embed: Any) -> Tensor:
-        """What the projection reads for the drafts behind some places, [X, J, H], with a gradient.
+    def drafts_behind(self, batch: Batch, given: Any, places: Where, draw: Draw, embed: Any) -> Any:
+        """What `loss_along` takes of the drafts behind some places, with a gradient: what the projection reads of
+        them, [X, J, H], or what that is made of. Gradients have to come in the order in which a text's come: DeepSpeed
+        adds them up over processes in that order, and another process may learn from text.
 
         Args:
             given: the teacher output of the batch.
@@ -98,5 +100,5 @@ class DraftsBehind(StaticParts):
         raise NotImplementedError(f"{type(self).__name__} does not learn along its own drafts")
 
     @abstractmethod
-    def loss_along(self, hidden_XJH: Tensor, drafted: Drafted, given: Any) -> Tensor:
-        """The loss of these drafts, summed as they count."""
+    def loss_along(self, found: Any, drafted: Drafted, given: Any) -> Tensor:
+        """The loss of these drafts, summed as they count; `found`: of `drafts_behind`."""

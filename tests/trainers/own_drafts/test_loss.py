@@ -225,13 +225,36 @@ def test_own_drafts_are_compared_with_what_the_target_says_behind_them(name: str
         along(hidden, drafted, given),
     )[1]
     loss, _ = trained_on(goal, batch)
-    ((hidden_XJH, drafted),) = seen
+    ((found, drafted),) = seen
+    if name == "medusa":
+        found = torch.stack([student.medusa.head(k, each) for k, each in enumerate(found, 1)], 1)
     projection = Projection.of(target.model)
-    logits = [student.draft_logits(each, drafted.token_XT[:, j], j) for j, each in enumerate(hidden_XJH.unbind(1))]
+    logits = [student.draft_logits(each, drafted.token_XT[:, j], j) for j, each in enumerate(found.unbind(1))]
     log_q = torch.stack(logits, 1).log_softmax(-1)
     log_p = projection.logits(drafted.states_XTH[:, :-1]).log_softmax(-1)
     kl_XJ = (log_p.exp() * (log_p - log_q)).sum(-1)
     torch.testing.assert_close(loss, (kl_XJ * drafted.share_XJ).sum(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_come_in_the_order_of_a_row_of_text(name: str, target: Backbone) -> None:
+    """DeepSpeed adds gradients up over processes in the order in which they come: it has to be one for both kinds."""
+    goal, batch = made(name, target), rows()
+    (rewritten,) = goal.rollouts.rewrite([batch], range(4), 0, 7)
+    names = {parameter: own for own, parameter in goal.module.named_parameters() if parameter.requires_grad}
+    order: list[str] = []
+    for parameter in names:
+        parameter.register_post_accumulate_grad_hook(lambda found: order.append(names[found]))
+    found = []
+    for chosen in ([0], [1], [0, 1]):  # of text, drafted for, both
+        one = at_rows(rewritten, torch.tensor(chosen))
+        goal.module(one, goal.prepare(one))[0].backward()
+        found.append(order.copy())
+        order.clear()
+    nothing = at_rows(batch, torch.tensor([0])) | {"loss_mask": torch.zeros(1, rows()["input_ids"].shape[1]).bool()}
+    goal.module(nothing, goal.prepare(nothing))[0].backward()
+    assert found[0] == found[1] == found[2] == order, "a row of a prompt alone too"
+    assert len(found[0]) > 2
 
 
 @pytest.mark.parametrize("name", CASES)
