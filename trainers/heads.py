@@ -175,14 +175,15 @@ class HeadsStudent(DraftsBehind):
         """As of `DraftsBehind`, by the projection of its head."""
         return self._chunked(j + 1).projection.logits(hidden_CH)
 
-    def loss_along(self, found: Sequence[Tensor], drafted: Drafted, _given: Any) -> Tensor:
+    def loss_along(self, found: Sequence[Tensor], made: Drafted, _given: Any) -> Tensor:
         """As of `DraftsBehind`, of what every head reads: the sum of their losses, head by head as for a text."""
         losses = []
         for j in range(self.drafts_made):
-            known_P = drafted.known_XJ[:, j].nonzero()[:, 0]
-            label_P = self._in_draft_vocabulary(drafted.label_XJ[known_P, j])
-            teacher = self._teacher(drafted.states_XTH[known_P, j]) if self._loss.distils else None
-            given_PH, share_P = self.medusa.head(j + 1, found[j][known_P]), drafted.share_XJ[known_P, j]
+            known_P = made.known_XJ[:, j].nonzero()[:, 0]
+            label_P = self._in_draft_vocabulary(made.label_XJ[known_P, j])
+            teacher = self._teacher(made.states_XTH[known_P, j]) if self._loss.distils else None
+            given_PH = again(self.medusa.head, self._recompute)(j + 1, found[j][known_P])
+            share_P = made.share_XJ[known_P, j]
             losses.append(self._chunked(j + 1)(given_PH, label_P, teacher, share_P)[0])
         return torch.stack(losses).sum()
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..config import Section
+from ..config import DIVIDES, Section
 
 
 class LoraConfig(Section):
@@ -33,7 +33,7 @@ class RolloutsConfig(Section):
     row."""
 
     share: float = Field(0.0, ge=0, le=1)
-    """Share of a step's rows whose labels are generated; 0 trains on the data alone."""
+    """Share of a step's rows whose labels are generated, or that are drafted for; 0 trains on the data alone."""
     places: int = Field(64, ge=1)
     """For drafters of hidden states: places of a row behind which they draft with their own tokens; the row's other
     tokens are context alone."""
@@ -46,8 +46,8 @@ class RolloutsConfig(Section):
     from its beginning: rows with no answer that begins within them stay as they are."""
     new_tokens: int = Field(32, ge=1)
     """Tokens of a continuation; a row holds as many prompts and continuations as fit."""
-    temperature: float = Field(1.0, ge=0)
-    """Sampling temperature of continuations; 0 takes the likeliest token."""
+    temperature: Annotated[float, Field(ge=0), DIVIDES] = 1.0
+    """Sampling temperature of continuations and own drafts; 0 takes the likeliest token."""
     every_steps: int = Field(1, ge=1)
     """Steps that train on the same continuations before new ones are generated: cheaper when
     large, closer to the current draft when small."""

@@ -149,6 +149,8 @@ class Method:
     """The value by which passes keep their ends alone, and are computed again for the gradient; empty: none does."""
     mask_field: str = ""
     """The field that may name a token as its mask, which texts may not have; empty: there is none."""
+    unrolled: str = ""
+    """The value by which it is trained for so many drafts behind a place; empty: `most_drafts` says."""
     most_drafts: Callable[[TrainingRecipe], int | None] = lambda _recipe: None
     """Most tokens that what is trained drafts one behind another per target call; None: any number."""
     probes_deepest: bool = False
@@ -170,6 +172,10 @@ class Method:
     def has_target(self) -> bool:
         """Whether it trains for a target."""
         return "target" in self.reads
+
+    def drafts_trained(self, recipe: TrainingRecipe) -> int:
+        """Drafts behind a place that a drafter of hidden states learns."""
+        return int(attrgetter(self.unrolled)(recipe)) if self.unrolled else (self.most_drafts(recipe) or 0)
 
     @property
     def drafts_its_own(self) -> bool:
@@ -363,6 +369,7 @@ _EAGLE = Method(
     sizes={"draft_vocabulary": "eagle.vocabulary"},
     numbers=of_eagle,
     memory=_by_passes(lambda recipe: int(recipe.eagle.passes)),
+    unrolled="eagle.passes",
     cuts_rows=True,
     recompute="eagle.recompute",
     compiles=True,
@@ -455,6 +462,7 @@ _ALL = (
         },
         numbers=of_eagle3,
         memory=_by_passes(lambda recipe: int(recipe.eagle3.passes)),
+        unrolled="eagle3.passes",
         recompute="eagle3.recompute",
     ),
     replace(
@@ -469,6 +477,7 @@ _ALL = (
         numbers=of_mtp,
         # norms of queries and keys, and of both halves of a pair, keep what they read too
         memory=_by_passes(lambda recipe: int(recipe.mtp.passes), each=1.2),
+        unrolled="mtp.passes",
         recompute="mtp.recompute",
     ),
     Method(
@@ -491,6 +500,7 @@ _ALL = (
             mask=_pairs_by_text,
             recomputed_layers=lambda net: [net.midlayer, *net.deeper],
         ),
+        unrolled="peagle.depths",
         recompute="peagle.recompute",
     ),
     _DFLASH,

@@ -82,6 +82,8 @@ def needs_whole(recipe: Recipe) -> str | None:
         return f"{recipe.method} trains it; {_WHOLE}"
     if recipe.record.samples(recipe) is not None:
         return f"{recipe.method} learns from texts that it writes; {_WHOLE}"
+    if recipe.rollouts.share and recipe.record.drafts_its_own:
+        return "rollouts.share has it read what is drafted, in this process; set it to 0"
     if recipe.rollouts.share:
         return "rollouts.share has it follow texts that the draft writes; set it to 0 (answers: draftsmith generate)"
     if recipe.model.start_from == FROM_TARGET:

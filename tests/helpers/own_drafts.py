@@ -21,6 +21,7 @@ from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.drafters.heads.hydra import hydra_on
 from draftsmith.drafters.heads.medusa import Medusa
 from draftsmith.drafters.mtp.family import Mtp
+from draftsmith.trainers.config import LoopConfig
 from draftsmith.trainers.method_config import (
     BlockConfig,
     DFlash2Config,
@@ -33,7 +34,7 @@ from draftsmith.trainers.method_config import (
     RolloutsConfig,
 )
 from draftsmith.trainers.own_drafts.objective import OwnDrafts
-from draftsmith.trainers.own_drafts.places import Places
+from draftsmith.trainers.own_drafts.places import AT, UNIFORM, Places
 from draftsmith.trainers.student.drafted import Drafted
 from helpers.models.method_objectives import build
 
@@ -95,9 +96,8 @@ def made(name: str, target: Backbone, **more: Any) -> Any:
     method, sections, ids, _ = CASES[name]
     torch.manual_seed(1)
     rollouts = RolloutsConfig(**({"share": 0.5, "places": 5} | more.pop("rollouts", {})))
-    goal = build(
-        method, target.model, ids=ids, rollouts=rollouts, data=DataConfig(sequence_length=S), **(sections | more)
-    )
+    own = {"data": DataConfig(sequence_length=S), "loop": LoopConfig(batch_rows=4, micro_rows=4)}
+    goal = build(method, target.model, ids=ids, rollouts=rollouts, **(own | sections | more))
     shaken = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in goal.draft().parameters():
@@ -125,4 +125,9 @@ class Noted:
 def trained_on(goal: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     (rewritten,) = goal.rollouts.rewrite([batch], range(len(batch["input_ids"])), 0, 7)
     loss, terms = goal.module(rewritten, goal.prepare(rewritten))
-    return loss, {"uniforms": rewritten["draft_uniforms"], **terms}
+    return loss, {"rows": drafted_for(rewritten), "uniforms": rewritten[UNIFORM], **terms}
+
+
+def drafted_for(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The rows of a rewritten batch that have places."""
+    return (batch[AT] >= 0).any(1).nonzero()[:, 0]

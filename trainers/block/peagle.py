@@ -121,19 +121,19 @@ class PeagleStudent(Student):
         hidden_PH = self.draft.head_input(drafts.hidden_PH)
         return self.compare(drafts._replace(hidden_PH=hidden_PH), batch, teacher_output)
 
-    def drafts_behind(self, batch: Batch, given: PeagleTeacher, places: Where, draw: Draw, _embed: Any) -> Tensor:
+    def drafts_behind(self, batch: Batch, given: PeagleTeacher, where: Where, draw: Draw, _embed: Any) -> Tensor:
         """As of `DraftsBehind`: mask pairs behind every place, all of them in one pass."""
-        A = places.at_RA.shape[1]
+        A = where.at_RA.shape[1]
         first_RSH, *deeper = self.draft.drafts(
             self.draft.fuse(given.fused_RSF),
             given.embeds_RSH,
             batch["positions"],
             batch["documents"],
-            places.at_RA,
+            where.at_RA,
             [A] * (self._drafts - 1),
             recompute=self._config.recompute,
         )
-        found = [first_RSH[places.row_X, places.at_X], *(out_RAH[places.row_X, places.number_X] for out_RAH in deeper)]
+        found = [first_RSH[where.row_X, where.at_X], *(out_RAH[where.row_X, where.number_X] for out_RAH in deeper)]
         hidden_XJH = self.draft.head_input(torch.stack(found, 1))
         for hidden_XH in hidden_XJH.unbind(1):
             draw(hidden_XH)

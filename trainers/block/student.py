@@ -133,9 +133,9 @@ class BlockStudent(Student):
         mean_P = mean_R.expand(len(known_RAK))[place[0]]
         return mean_P if own_P is None else own_P * (mean_P if own_P.ndim == 1 else mean_P[:, None])
 
-    def drafts_behind(self, batch: Batch, given: BlockTeacher, places: Where, draw: Draw, embed: Any) -> Tensor:
+    def drafts_behind(self, batch: Batch, given: BlockTeacher, where: Where, draw: Draw, embed: Any) -> Tensor:
         """As of `DraftsBehind`: a block behind every root."""
-        root_RA = (places.at_RA + 1).clamp_max(batch["input_ids"].shape[1] - 1)
+        root_RA = (where.at_RA + 1).clamp_max(batch["input_ids"].shape[1] - 1)
         out_RAKH = self.draft.blocks(
             given.fused_RSF,
             batch["positions"],
@@ -144,7 +144,7 @@ class BlockStudent(Student):
             root_RA,
             recompute=self._config.recompute,
         )
-        hidden_XKH = out_RAKH[places.row_X, places.number_X]
+        hidden_XKH = out_RAKH[where.row_X, where.number_X]
         for hidden_XH in hidden_XKH.unbind(1):
             draw(hidden_XH)
         return hidden_XKH

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ...decoding.backbone.backbone import Backbone
+from ...decoding.backbone.backbone import Backbone, context_limits
 from ...decoding.backbone.hidden_states import decoder_of
 from ...decoding.backbone.recurrence.scan import is_recurrent
 from ...decoding.on_host import on_host, sent
@@ -58,6 +58,7 @@ class OwnDrafts(nn.Module):
         self._drawn_by = Warper() if student.drafts_likeliest else self._warper
         self._target = (target,)
         self._ends = torch.tensor(Backbone(target, name="target").eos_ids, dtype=torch.long)
+        self._floor = (recipe.objective.pace_floor or 0.0) if learns_length(recipe) else 0.0
         self._gain = recipe.objective.tv if learns_length(recipe) else 0.0
         """What the accepted length counts in the loss."""
 
@@ -107,7 +108,7 @@ class OwnDrafts(nn.Module):
         ratio_XJ = said.p_P.view(-1, J) / draw.q_XJ
         kept_XJ = ratio_XJ.clamp_max(1.0) * known_XJ
         # the mean of `kept` is the overlap
-        weight_XJ, gain_XJ = reached(kept_XJ, kept_XJ, known_XJ, 0.0)
+        weight_XJ, gain_XJ = reached(kept_XJ, kept_XJ, known_XJ, self._floor)
         # a row's places together count as many first drafts as it has labels
         of_row_R = torch.bincount(places.row_X, minlength=len(places.at_RA)).clamp_min(1)
         scale_X1 = (batch["loss_mask"].sum(1) / of_row_R)[places.row_X, None] * self.student.first_weight
@@ -117,7 +118,7 @@ class OwnDrafts(nn.Module):
             gain_XJ = self._gain * gain_XJ * ratio_XJ.clamp_min(1.0)
             share_XJ = torch.stack((share_XJ, scale_X1 * gain_XJ), -1)
             label_XJ = drafted_XJ
-        return Drafted(token_XT, label_XJ, known_XJ, states_XTH, share_XJ, weight_XJ, kept_XJ)
+        return Drafted(token_XT, label_XJ, known_XJ, states_XTH, share_XJ, kept_XJ)
 
 
 class OwnDraftsObjective(Objective):
@@ -132,7 +133,9 @@ class OwnDraftsObjective(Objective):
         student: Any = inner.module
         self._inner = inner
         module = OwnDrafts(student, target, recipe)
-        super().__init__(module, features=inner.features, rollouts=DraftPlaces(recipe.rollouts, student.drafts_made))
+        ends = Backbone(target, name="target").eos_ids
+        places = DraftPlaces(recipe.rollouts, student.drafts_made, recipe.loop.batch_rows, ends)
+        super().__init__(module, features=inner.features, rollouts=places)
         # the pass that is looked ahead to would fill the cache of the one before
         self.features.looks_ahead = False
 
@@ -178,11 +181,22 @@ def on_own_drafts(inner: Any, target: PreTrainedModel, recipe: TrainingRecipe) -
 
 
 def check_reads_drafts(recipe: TrainingRecipe, target: PreTrainedModel) -> None:
-    """Raise RequestError for a target that cannot read drafts behind a text whose keys and values it has."""
-    if recipe.rollouts.share and is_recurrent(decoder_of(target)):
+    """Raise RequestError for a target that cannot read drafts behind a text whose keys and values it has, or whose
+    context rows fill."""
+    if not recipe.rollouts.share:
+        return
+    asked = f"rollouts.share is {recipe.rollouts.share:g}"
+    if is_recurrent(decoder_of(target)):
         raise RequestError(
-            f"rollouts.share is {recipe.rollouts.share:g}, and {type(target).__name__} has recurrent layers, which "
-            "keep no state for every place of a text; set rollouts.share to 0"
+            f"{asked}, and {type(target).__name__} has recurrent layers, which keep no state for every place of a "
+            "text; set rollouts.share to 0"
+        )
+    drafts, rows = recipe.record.drafts_trained(recipe), recipe.data.sequence_length
+    context, reason = min(context_limits(target.config.get_text_config(decoder=True)))
+    if rows + drafts - 1 > context:
+        raise RequestError(
+            f"{asked}: {drafts} drafts behind rows of {rows} tokens do not fit the target's context of {context} "
+            f"tokens{reason}; lower data.sequence_length to {context - drafts + 1}, or set rollouts.share to 0"
         )
 
 
@@ -204,7 +218,7 @@ def _text_of(batch: Batch) -> Batch:
 
 def _reported(drafted: Drafted) -> dict[str, Tensor]:
     """`own_kept_j`, how often the first j own drafts behind a place are all kept; and `own_length`, how many are."""
-    kept_J = (drafted.weight_XJ * drafted.kept_XJ).sum(0)
+    kept_J = drafted.kept_XJ.cumprod(1).sum(0)
     terms = {f"own_kept_{j}": each for j, each in enumerate(kept_J.unbind(), 1)} | {"own_length": kept_J.sum()}
     count = kept_J.new_tensor(float(len(drafted.token_XT)))
     return terms | {f"{COUNT}{name}": count for name in terms}

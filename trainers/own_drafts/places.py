@@ -28,7 +28,7 @@ from ..loop.objective import Batch
 from ..loop.order import scores
 from ..method_config import RolloutsConfig
 from ..recipe import TrainingRecipe
-from ..teacher.rollouts import is_replaced
+from ..teacher.rollouts import check_share, replaced_of
 
 AT, UNIFORM = "drafted_at", "draft_uniforms"
 """Of a batch: int64 [R, A], the tokens t of the places, -1 where a row has fewer; and fp32 [R, A, J] in [0, 1)."""
@@ -63,18 +63,31 @@ class DraftPlaces:
     kept: Batch | None = None
     """Nothing: the next step's places follow from its seed."""
 
-    def __init__(self, config: RolloutsConfig, drafts: int) -> None:
-        """`drafts`: how many are drafted behind a place."""
-        self._config, self._drafts = config, drafts
+    def __init__(self, config: RolloutsConfig, drafts: int, batch_rows: int, ends: Sequence[int] = ()) -> None:
+        """Nothing is chosen yet.
+
+        Args:
+            drafts: how many are drafted behind a place.
+            batch_rows: of a step.
+            ends: tokens that end a text, behind which nothing is drafted.
+        """
+        self._config, self._drafts, self._batch_rows = config, drafts, batch_rows
+        self._ends = torch.tensor([*ends], dtype=torch.long)
 
     def rewrite(self, batches: Sequence[Batch], indices: Sequence[int], _step: int, seed: int) -> list[Batch]:
         """The micro-batches of a step with `AT` and `UNIFORM`."""
+        drafted_for = self._rows(seed)
         sizes = [len(each["input_ids"]) for each in batches]
         starts = np.cumsum([0, *sizes])
         return [
-            batch | self._chosen(batch, indices[start : start + size], seed)
+            batch | self._chosen(batch, indices[start : start + size], seed, drafted_for)
             for batch, start, size in zip(batches, starts, sizes, strict=False)
         ]
+
+    def _rows(self, seed: int) -> set[int]:
+        """The rows of a step that are drafted for, drawn anew for each: evenly spaced ones may be of one process."""
+        order = scores(f"{seed}/rows", self._batch_rows).argsort()
+        return {int(row) for row in order[: replaced_of(self._batch_rows, self._config.share)]}
 
     def of_all(self, parts: Sequence[Batch]) -> Batch:  # noqa: ARG002
         """Nothing is kept."""
@@ -83,19 +96,22 @@ class DraftPlaces:
     def recall(self, rows: Batch, rank: int, world: int) -> None:
         """Nothing was kept."""
 
-    def _chosen(self, batch: Batch, indices: Sequence[int], seed: int) -> Batch:
-        (R, S), A, J = batch["input_ids"].shape, self._config.places, self._drafts
-        can_RX = has_label(all_on_host(batch), 2)
-        at_RA = torch.full((R, A), -1)
-        uniform_RAJ = torch.zeros(R, A, J)
+    def _chosen(self, batch: Batch, indices: Sequence[int], seed: int, drafted_for: set[int]) -> Batch:
+        (R, S), J = batch["input_ids"].shape, self._drafts
+        known = all_on_host(batch)
+        can_RX = has_label(known, 2) & ~torch.isin(known["input_ids"][:, 1:-1], self._ends)
+        places: dict[int, Tensor] = {}
         for r, index in enumerate(indices):
-            if is_replaced(index, self._config.share):
+            if index in drafted_for:
                 can_X = can_RX[r].nonzero()[:, 0]
                 order = torch.from_numpy(scores(f"{seed}/{index}/places", S))[can_X].argsort()
-                chosen = can_X[order[:A]].sort().values
-                at_RA[r, : len(chosen)] = chosen
-                drawn = scores(f"{seed}/{index}/drafts", A * J)
-                uniform_RAJ[r] = torch.from_numpy(drawn).view(A, J).float().clamp_max(1 - 2**-24)
+                places[r] = can_X[order[: self._config.places]].sort().values
+        A = max((len(chosen) for chosen in places.values()), default=0)  # as many as there are, not as are asked for
+        at_RA, uniform_RAJ = torch.full((R, A), -1), torch.zeros(R, A, J)
+        for r, chosen in places.items():
+            at_RA[r, : len(chosen)] = chosen
+            drawn = scores(f"{seed}/{indices[r]}/drafts", A * J)
+            uniform_RAJ[r] = torch.from_numpy(drawn).view(A, J).float().clamp_max(1 - 2**-24)
         device = batch["input_ids"].device
         return {AT: sent(at_RA, device), UNIFORM: sent(uniform_RAJ, device)}
 
@@ -105,7 +121,14 @@ def check_own_drafts(recipe: TrainingRecipe) -> None:
     config, rows = recipe.rollouts, recipe.data.sequence_length
     if not config.share:
         return
+    check_share(config, recipe.loop.batch_rows)
     asked = f"rollouts.share is {config.share:g}"
+    if recipe.record.drafts_trained(recipe) < 2:
+        counted = recipe.record.unrolled or "what is drafted"
+        raise RequestError(
+            f"{asked}, and one draft behind a place is trained ({counted}): none has another in front of it; train "
+            "more of them, or set rollouts.share to 0"
+        )
     if recipe.loop.compile:
         raise RequestError(
             f"{asked} and loop.compile is on: how many places are drafted behind differs from batch to batch; leave "
@@ -130,6 +153,17 @@ def check_own_drafts(recipe: TrainingRecipe) -> None:
         raise RequestError(
             f"{asked}, and the target is cut over processes, whose drafts are not equally many; set target.sharding "
             "to none and target.tensor_parallel to 1"
+        )
+    objective = recipe.objective
+    own = {
+        "objective.positions": objective.positions == "d-pace",
+        "objective.siblings": objective.siblings > 1,
+        "block.weigh": recipe.block.weigh == "blocks" and recipe.record.reads_value("block.weigh", recipe),
+    }
+    for name in (name for name, is_set in own.items() if is_set):
+        raise RequestError(
+            f"{asked}, and {name} weighs the drafts of a text otherwise than own drafts, which count as often as "
+            "decoding gets to them, one chain behind a place; leave one of them out"
         )
     if learns_length(recipe) and (why := _no_length(recipe)):
         raise RequestError(

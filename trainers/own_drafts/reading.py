@@ -23,11 +23,12 @@ from .places import Places
 
 
 class TextKept:
-    """The keys and values of some rows, behind which the target reads drafts."""
+    """The keys and values of some rows, behind which the target reads drafts: once, they go with it."""
 
     def __init__(self, features: OnlineFeatures, kv_cache: DynamicCache, rows: Tensor) -> None:
         """`rows`: int64, those of the cache's that have places."""
-        self._features, self._kv_cache, self._rows = features, kv_cache, rows
+        self._features, self._rows = features, rows
+        self._kv_cache: DynamicCache | None = kv_cache
 
     @torch.no_grad()
     def states(self, batch: Batch, hidden_RSH: Tensor, places: Places, token_XT: Tensor) -> Tensor:
@@ -52,12 +53,14 @@ class TextKept:
         root_RA = (places.at_RA + 1).clamp_max(batch["input_ids"].shape[1] - 1)
         depth_D = torch.arange(1, D + 1, device=root_RA.device)
         positions_RN = (batch["positions"].gather(1, root_RA)[..., None] + depth_D).flatten(1)
-        self._kv_cache.batch_select_indices(self._rows)
+        kv_cache, self._kv_cache = self._kv_cache, None  # the drafts are written into it
+        assert kv_cache is not None
+        kv_cache.batch_select_indices(self._rows)
         inputs: dict[str, Any] = {
             "input_ids": token_RAD.flatten(1),
             "attention_mask": self._masks(batch, root_RA, positions_RN, D),
             "position_ids": positions_RN,
-            "past_key_values": self._kv_cache,
+            "past_key_values": kv_cache,
             "use_cache": True,
         }
         states_RADH = self._features.read_behind(inputs).unflatten(1, (A, D))

@@ -171,6 +171,8 @@ class Student(DraftsBehind):
     @property
     def first_weight(self) -> float:
         """What the first draft behind a place of a text counts in the loss."""
+        if self._pace is not None:
+            return 1.0
         first = geometric(0.0, self._decay, sum_of=self._drafts if self._sums_to_one else 0)
         return 1.0 if first is None else first
 
@@ -194,28 +196,29 @@ class Student(DraftsBehind):
         drafts, of every pass."""
         at, found = (places.row_X, places.at_X), []
 
-        def drafted(out_RSH: Tensor) -> Tensor:
+        def next_embeds(out_RSH: Tensor) -> Tensor:
             found.append(out_RSH[at])
             embeds_XH = embed(draw(self.projected(found[-1])))
             return torch.zeros_like(embeds_RSH).index_put(at, embeds_XH.to(embeds_RSH.dtype))
 
-        drafted(self._passes(hidden_RSH, embeds_RSH, batch, detach=detach, recompute=recompute, own=drafted)[-1])
+        how: dict[str, Any] = {"detach": detach, "recompute": recompute, "own": next_embeds}
+        next_embeds(self._passes(hidden_RSH, embeds_RSH, batch, **how)[-1])
         return found
 
     def projected(self, hidden_XH: Tensor) -> Tensor:
         """What the projection reads of an output."""
         return hidden_XH
 
-    def loss_along(self, hidden_XJH: Tensor, drafted: Drafted, given: Any) -> Tensor:
+    def loss_along(self, found: Tensor, made: Drafted, given: Any) -> Tensor:
         """As of `DraftsBehind`: what rows of a root and its drafts give, whose states the target has read."""
-        T = drafted.token_XT.shape[1]
-        known = drafted.known_XJ.nonzero(as_tuple=True)
+        T = made.token_XT.shape[1]
+        known = made.known_XJ.nonzero(as_tuple=True)
         x_P, j_P = known
-        label_P2 = self._in_draft_vocabulary(torch.stack((drafted.label_XJ[known], j_P), 1))
-        share_P, weight_P = drafted.share_XJ[known], drafted.weight_XJ[known]
-        drafts = Drafts(hidden_XJH[known], x_P * T + j_P, label_P2, share_P, weight_P)
-        read = given._replace(hidden_RSH=drafted.states_XTH)
-        return self._summed(drafts, {"input_ids": drafted.token_XT}, read)[0]
+        label_P2 = self._in_draft_vocabulary(torch.stack((made.label_XJ[known], j_P), 1))
+        kept_P = made.kept_XJ[known]  # of terms that nobody reports
+        drafts = Drafts(found[known], x_P * T + j_P, label_P2, made.share_XJ[known], kept_P)
+        read = given._replace(hidden_RSH=made.states_XTH)
+        return self._summed(drafts, {"input_ids": made.token_XT}, read)[0]
 
     @property
     def ids_U(self) -> Tensor | None:

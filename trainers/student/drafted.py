@@ -49,10 +49,8 @@ class Drafted(NamedTuple):
     """The target's last hidden states at the root and behind each draft; zeros behind the last."""
     share_XJ: Tensor
     """fp32: how much each counts in the loss; [X, J, 2] as `ChunkedLoss` takes it."""
-    weight_XJ: Tensor
-    """fp32: how often decoding gets to it."""
     kept_XJ: Tensor
-    """fp32: how often it is kept then."""
+    """fp32: how often it is kept where decoding gets to it."""
 
 
 class DraftsBehind(StaticParts):
@@ -100,5 +98,5 @@ class DraftsBehind(StaticParts):
         raise NotImplementedError(f"{type(self).__name__} does not learn along its own drafts")
 
     @abstractmethod
-    def loss_along(self, found: Any, drafted: Drafted, given: Any) -> Tensor:
+    def loss_along(self, found: Any, made: Drafted, given: Any) -> Tensor:
         """The loss of these drafts, summed as they count; `found`: of `drafts_behind`."""

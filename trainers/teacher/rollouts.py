@@ -170,7 +170,12 @@ def check_rollout_rows(config: RolloutsConfig, sequence_length: int, batch_rows:
     if not config.share:
         return
     _room(config, sequence_length)
-    if not _replaced_of(batch_rows, config.share):
+    check_share(config, batch_rows)
+
+
+def check_share(config: RolloutsConfig, batch_rows: int) -> None:
+    """Raise RequestError for a share that is none of the rows of a step."""
+    if config.share and not replaced_of(batch_rows, config.share):
         least = math.ceil(1e4 / batch_rows) / 1e4
         raise RequestError(
             f"rollouts.share is {config.share:g}, less than one of loop.batch_rows = {batch_rows}; "
@@ -180,10 +185,10 @@ def check_rollout_rows(config: RolloutsConfig, sequence_length: int, batch_rows:
 
 def is_replaced(index: int, share: float) -> bool:
     """Whether the row of that index in a step is written anew: spread evenly over the step."""
-    return _replaced_of(index + 1, share) > _replaced_of(index, share)
+    return replaced_of(index + 1, share) > replaced_of(index, share)
 
 
-def _replaced_of(rows: int, share: float) -> int:
+def replaced_of(rows: int, share: float) -> int:
     """How many of the first rows of a step are written anew."""
     # a share is written with a few digits: 0.333333 of 3 rows is one row, as 1/3 is
     return int(rows * share + 1e-4)

@@ -48,7 +48,7 @@ def test_drafts_are_those_of_decoding(
     places, drafted = noted.places, noted.drafted
     assert len(places.row_X) == 2 * 5, "half of the rows, five places each"
     for x in range(len(places.row_X)):
-        row, at = 1 + 2 * int(places.row_X[x]), int(places.at_X[x])  # the second and the fourth row are drafted for
+        row, at = int(terms["rows"][places.row_X[x]]), int(places.at_X[x])
         start = at - int(batch["positions"][row, at])
         text = batch["input_ids"][row, start : at + 2].tolist()
         with torch.no_grad():
@@ -78,10 +78,10 @@ def test_the_target_reads_drafts_as_it_reads_a_text(architecture: str, monkeypat
     use_grouped_attention(model)
     target = Backbone(model, name="random")
     noted, batch = Noted(monkeypatch), rows()
-    trained_on(made("dflash", target), batch)
+    _, terms = trained_on(made("dflash", target), batch)
     places, drafted = noted.places, noted.drafted
     for x in range(len(places.row_X)):
-        row, at = 1 + 2 * int(places.row_X[x]), int(places.at_X[x])
+        row, at = int(terms["rows"][places.row_X[x]]), int(places.at_X[x])
         start = at - int(batch["positions"][row, at])
         text = [*batch["input_ids"][row, start : at + 1].tolist(), *drafted.token_XT[x, :-1].tolist()]
         with torch.no_grad():
