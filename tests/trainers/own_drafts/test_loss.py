@@ -302,7 +302,11 @@ def test_mixed_precision(name: str, target: Backbone) -> None:
 
 def test_places_follow_from_the_step_and_the_row() -> None:
     """Labels of a row's own, other ones at another step, the same in another process; no number is used twice."""
-    config, batch = RolloutsConfig(share=0.5, places=6), rows(6)
+    config, batch = RolloutsConfig(share=0.5, places=30), rows(6)
+    batch["loss_mask"] = (batch["positions"] >= 1) & (batch["documents"] >= 0)  # the second document's beginning too
+    every = DraftPlaces(config.model_copy(update={"share": 1.0}), 4, 6)
+    at_R = [every.rewrite([batch], range(6), step, 11 + step)[0][AT] for step in (0, 1)]
+    assert not any(torch.equal(*each) for each in zip(*at_R, strict=True))
     write = DraftPlaces(config, 4, 6)
     (whole,) = write.rewrite([batch], range(6), 0, 11)
     (other,) = write.rewrite([batch], range(6), 1, 12)
@@ -313,10 +317,10 @@ def test_places_follow_from_the_step_and_the_row() -> None:
         (mine,) = write.rewrite([at_rows(batch, torch.tensor([r]))], [r], 0, 11)
         assert torch.equal(mine[AT][0], whole[AT][r])
         assert torch.equal(mine[UNIFORM][0], whole[UNIFORM][r])
-        at = whole[AT][r]
+        at = whole[AT][r][whole[AT][r] >= 0]
         assert at.unique().tolist() == at.tolist(), "each once, in the order of the text"
         assert batch["loss_mask"][r, at + 2].all()
-        assert torch.equal(batch["documents"][r, at + 2], batch["documents"][r, at])
+        assert torch.equal(batch["documents"][r, at + 2], batch["documents"][r, at]), "a pair is of one document"
     drawn = torch.cat([whole[UNIFORM][chosen].flatten(), other[UNIFORM][drafted_for(other)].flatten()])
     assert len(drawn.unique()) == len(drawn)
     two = write.rewrite([at_rows(batch, torch.arange(2)), at_rows(batch, torch.arange(2, 6))], range(6), 0, 11)
