@@ -154,10 +154,8 @@ def check_own_drafts(recipe: TrainingRecipe) -> None:
             f"{asked}, and the target is cut over processes, whose drafts are not equally many; set target.sharding "
             "to none and target.tensor_parallel to 1"
         )
-    objective = recipe.objective
     own = {
-        "objective.positions": objective.positions == "d-pace",
-        "objective.siblings": objective.siblings > 1,
+        "objective.siblings": recipe.objective.siblings > 1,
         "block.weigh": recipe.block.weigh == "blocks" and recipe.record.reads_value("block.weigh", recipe),
     }
     for name in (name for name, is_set in own.items() if is_set):

@@ -171,7 +171,7 @@ class Student(DraftsBehind):
     @property
     def first_weight(self) -> float:
         """What the first draft behind a place of a text counts in the loss."""
-        if self._pace is not None:
+        if self._pace is not None and self._pace.by_target:
             return 1.0
         first = geometric(0.0, self._decay, sum_of=self._drafts if self._sums_to_one else 0)
         return 1.0 if first is None else first

@@ -357,7 +357,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "features.source is cache": ("mtp", {"features": {"source": "cache"}}),
     "target.sharding": ("mtp", {"target": {"sharding": "fully_shard"}}),
     "rows have 4,096 tokens": ("medusa", {"data": {"sequence_length": 4096}}),
-    "objective.positions weighs": ("mtp", {"objective": {"positions": "d-pace"}}),
     "objective.siblings weighs": ("mtp", {"objective": LENGTH_LOSS.model_copy(update={"siblings": 2})}),
     "block.weigh weighs": ("dflash", {"block": {"size": 4, "weigh": "blocks"}}),
     "one draft behind a place is trained .eagle.passes": ("eagle", {}),
