@@ -179,7 +179,7 @@ class Method:
 
     @property
     def drafts_its_own(self) -> bool:
-        """Whether it can learn along its own drafts, behind places of a row (`own_drafts/objective.py`)."""
+        """Whether it can learn along its own drafts, behind places of a row (`trainers/own_drafts/objective.py`)."""
         return "rollouts" in self.sections and _PLACES not in self.ignores
 
     def drafts_of(self, recipe: TrainingRecipe, asked: int) -> int:

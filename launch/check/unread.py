@@ -34,12 +34,6 @@ def check_read(recipe: Recipe) -> None:
             "itself would be trained, no adapter; set lora.rank, or leave the section out"
         )
     check_whole_target(recipe)
-    if (set_values := recipe.rollouts.model_dump(exclude_defaults=True)) and not recipe.rollouts.share:
-        name, value = next(iter(set_values.items()))
-        raise RequestError(
-            f"rollouts.{name} is {value!r}, and rollouts.share is 0: no row is written or drafted for; set "
-            "rollouts.share, or leave the section out"
-        )
     if recipe.rollouts.share and recipe.features.source == "cache" and not recipe.record.drafts_its_own:
         raise RequestError(
             "rollouts.share is above 0 and features.source is cache: rows that are written while "

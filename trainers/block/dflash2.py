@@ -26,6 +26,7 @@ from ...drafters.block.selected import DFlash2Net
 from ...errors import RequestError
 from ..loop.objective import Batch, Objective
 from ..losses.candidates import likeliest, logits_of
+from ..own_drafts.places import learns_length
 from ..recipe import Run, TrainingRecipe
 from ..spine import begun
 from ..student.compared import Drafts
@@ -43,6 +44,12 @@ LAYOUT: Layout = "fill-in"
 def check_recipe(recipe: TrainingRecipe) -> None:
     """Raise RequestError where nothing would be learnt."""
     check_blocks(recipe, recipe.block.layout or LAYOUT)
+    if recipe.rollouts.share and learns_length(recipe):
+        raise RequestError(
+            "rollouts.share is above 0, and objective.tv with objective.positions accepted or on-policy learns how "
+            "likely each drawn token is kept, which the selector would have for its label: set objective.positions to "
+            "geometric"
+        )
 
 
 def check_target(recipe: TrainingRecipe, target: PreTrainedModel) -> None:

@@ -184,6 +184,4 @@ def _no_length(recipe: TrainingRecipe) -> str:
         return f"set rollouts.temperature, which is {recipe.rollouts.temperature:g}, to 1"
     if recipe.objective.ce:
         return "objective.ce would have the drafted token for its label: set it to 0"
-    if recipe.method == "dflash2":
-        return "the selector of dflash2 would have it for its label: set objective.positions to geometric"
     return ""

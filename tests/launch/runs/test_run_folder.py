@@ -286,7 +286,7 @@ def sections_read(module: str) -> set[str]:
         text += source
         waiting += [
             f"{part}.{each}"
-            for part in ("teacher", "student", "boosting")
+            for part in ("teacher", "student", "boosting", "own_drafts")
             for each in re.findall(rf"from \.+{part}\.(\w+)", source)
         ]
         if name != module or "." in module:

@@ -374,7 +374,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"objective": LENGTH_LOSS, "rollouts": {"share": 0.5, "temperature": 0.0}},
     ),
     "objective.ce would have": ("mtp", {"objective": LENGTH_LOSS.model_copy(update={"ce": 0.5})}),
-    "the selector of dflash2": ("dflash2", {"objective": LENGTH_LOSS, "block": {"size": 4}}),
+    "which the selector would have for its label": ("dflash2", {"objective": LENGTH_LOSS, "block": {"size": 4}}),
 }
 
 
