@@ -82,6 +82,8 @@ class HeadsStudent(DraftsBehind):
     """
 
     drafts_likeliest = True
+    _decay = 1.0
+    """Of a method whose heads' losses count unlike each other."""
 
     def __init__(self, heads: Heads, target: Any, objective: ObjectiveConfig, *, recompute: bool = False) -> None:
         """What the heads ride on, and how much they keep.
@@ -170,6 +172,11 @@ class HeadsStudent(DraftsBehind):
     def ids_U(self) -> Tensor | None:
         """The tokens that can be drafted; None: all."""
         return ids_of(self.medusa)
+
+    @property
+    def first_weight(self) -> float:
+        """The first head's, lambda."""
+        return self._decay if self._pace is None else 1.0
 
     def draft_logits(self, hidden_CH: Tensor, _before_C: Tensor, j: int) -> Tensor:
         """As of `DraftsBehind`, by the projection of its head."""

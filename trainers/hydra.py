@@ -91,11 +91,6 @@ class HydraStudent(HeadsStudent):
                 token_X = draw(self.medusa.head(k, found[-1]))
         return found
 
-    @property
-    def first_weight(self) -> float:
-        """The first head's."""
-        return self._decay if self._pace is None else 1.0
-
     def _read(self, batch: Batch, hidden_RSH: Tensor) -> Tensor:
         """The states that heads read: the target's, or what the prefix layer makes of them."""
         heads: Any = self.medusa

@@ -76,11 +76,6 @@ class MedusaStudent(HeadsStudent):
                 draw(self.medusa.head(k, hidden_XH))
         return [hidden_XH] * self.drafts_made
 
-    @property
-    def first_weight(self) -> float:
-        """The first head's, lambda."""
-        return self._decay if self._pace is None else 1.0
-
 
 class MedusaObjective(DrafterObjective):
     """Trains `heads` to predict what the frozen `target` will say."""
