@@ -90,7 +90,7 @@ BENCHMARKS = {
         "--set data.sequence_length=64 --set loop.batch_rows=2 --set loop.micro_rows=2"
     ),
     "benchmarks/draft_weights.py": (
-        "--families EAGLE-3 --arms shipped,on-policy --seeds 0 --start-steps 1 --steps 1 --batch-rows 2 --answers 40 "
+        "--families EAGLE-3 --arms shipped,on-policy,rollouts --seeds 0 --start-steps 1 --steps 1 --batch-rows 2 --answers 40 "
         "--draws 1 --limit 2 --max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000 "
         "--set data.sequence_length=64 --set loop.validate_rows=2"
     ),
