@@ -1,10 +1,10 @@
-"""Learning rates and sizes of the `-small` recipes, by short runs on the answers that `smollm2.py` collected.
+"""Optimisers, learning rates and sizes of the `-small` recipes, by short runs on `smollm2.py`'s answers.
 
-Each run is the recipe with one flag changed, as many steps long as all others, on the same rows in the same order;
+Each run is the recipe with these flags changed, as many steps long as all others, on the same rows in the same order;
 what is kept is acceptance on held-out rows at its end and a probe's tau. Runs that are finished stay, so the same
 command goes on where it was stopped. Other flags are those of `smollm2.py`, whose folder this reads: read it next.
 
-    python benchmarks/small_rates.py --out smollm2 --families eagle3 --factors 0.5 1 2 --steps 100 \\
+    python benchmarks/small_rates.py --out smollm2 --families eagle3 --rates "adamw 1e-3" "muon 1e-2" --steps 100 \\
         --sizes "" "--eagle3.vocabulary 4096" --json docs/results/small-rates.json
 """
 
@@ -28,25 +28,26 @@ from draftsmith.storage import json_lines
 HEADS = {
     "recipe": "{recipe}",
     "changed": "{changed}",
+    "optimizer": "{optimizer}",
     "learning rate": "{rate}",
     "held-out alpha": "{alpha}",
     "probe's tau": "{tau}",
 }
 FORMATS = {"rate": "g", "alpha": ".3f", "tau": ".2f"}
 PROBE = {"probe.prompts": 16, "probe.every_steps": ""}
+Rate = tuple[str, float]
 
 
 def main() -> None:
     args = arguments()
-    rows = [one(args, *each) for each in product(args.families, args.sizes, args.factors)]
+    rows = [one(args, *each) for each in product(args.families, args.sizes, args.rates)]
     record = record_of(
         argparse.Namespace(seeds=[0]),
-        title="Learning rates of the -small recipes",
+        title="Optimisers and learning rates of the -small recipes",
         target=target_weights(str(args.out / "target")),
         drafters=[],
         setup=f"{args.steps} steps of {args.row_tokens:,} tokens of the target's own answers; alpha over held-out "
-        f"rows, tau of {PROBE['probe.prompts']} held-out prompts. Rates are the recipe's times "
-        f"{', '.join(f'{factor:g}' for factor in args.factors)}.",
+        f"rows, tau of {PROBE['probe.prompts']} held-out prompts.",
         intervals="none: one seed",
         tells_apart="what another seed changes, which was not measured here",
         audit=Audit(verdict="not audited", sees="short runs are compared, no drafter is rated"),
@@ -58,19 +59,27 @@ def main() -> None:
     finish(record, args.json)
 
 
-def one(args: argparse.Namespace, family: str, size: str, factor: float) -> dict[str, Any]:
-    """A row: a run of a family with its rate times a factor, trained where that is not done yet."""
-    rate = load_recipe(f"{family}-small").recipe.optimizer.lr * factor
-    run = args.out / "rates" / file_name(f"{family} {size} {factor:g} {args.steps}")
+def one(args: argparse.Namespace, family: str, size: str, rate: Rate | None) -> dict[str, Any]:
+    """A row: a run of a family with an optimiser and its rate, None: the recipe's; trained where that is not done."""
+    given = load_recipe(f"{family}-small").recipe.optimizer
+    name, lr = rate or (given.name, given.lr)
+    run = args.out / "rates" / file_name(f"{family} {size} {name} {lr:g} {args.steps}")
     if not is_finished(run):
         answers = args.out / "answers" / "answers.jsonl"
-        words = smollm2.training(family, args, answers, run, args.steps, {"optimizer.lr": rate, **PROBE})
+        chosen = {"optimizer.name": name, "optimizer.lr": lr, "features.folder": smollm2.states_of(args.out, family)}
+        words = smollm2.training(family, args, answers, run, args.steps, chosen | PROBE)
         if code := finished(["-m", "draftsmith.launch.cli", *words, *shlex.split(size)]):
             raise SystemExit(code)
     last = {line["kind"]: line for line in json_lines(run / "metrics.jsonl")}
     # heads are judged by the tokens that they get right, and have no alpha on rows
     cells = {"alpha": last["validation"].get("validation_alpha"), "tau": last["probe"]["tau"]}
-    return {"recipe": f"{family}-small", "changed": size or "-", "rate": rate, **cells}
+    return {"recipe": f"{family}-small", "changed": size or "-", "optimizer": name, "rate": lr, **cells}
+
+
+def rate_in(text: str) -> Rate:
+    """'adamw 1e-3' -> an optimiser and its rate."""
+    name, rate = text.split()
+    return name, float(rate)
 
 
 def arguments() -> argparse.Namespace:
@@ -78,7 +87,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=Path, default=Path("smollm2"), help="the folder of smollm2.py, with its target and answers")
     add("--families", nargs="+", choices=smollm2.FAMILIES, default=["eagle3"], metavar="FAMILY")
-    add("--factors", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="times the recipe's learning rate")
+    add("--rates", nargs="+", type=rate_in, default=[None], help="'adamw 1e-3' and so on; default: the recipe's")
     add("--sizes", nargs="+", default=[""], help="flags of `train` for each size, in quotes")
     add("--steps", type=int, default=100)
     add("--json", type=Path)

@@ -23,7 +23,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from draftsmith.benchmarks.common.function_questions import digest, questions
@@ -48,9 +48,10 @@ SPLITS = {"train": "train", "tune": "validation", "measure": "prompts"}
 """Prompts of a stage -> files of the standard library."""
 SHARES = {"measure": 5, "tune": 10, "train": 100}
 """Of rows of one's own: those whose hash is below so many hundredths."""
-TRIAL_STEPS = 4
+TRIAL_STEPS, TRIAL_ROWS = 16, 40
+"""So many that later steps find the states of the target stored, as most steps of a long run do."""
 LEAST_LIMIT = 16
-SHORT = {"loop.log_every": 1, "probe.prompts": 1, "loop.validate_rows": 2}
+SHORT = {"data.limit_rows": TRIAL_ROWS, "loop.log_every": 1, "probe.prompts": 1, "loop.validate_rows": 2}
 HEADS = {
     "method": "{method}, {setting}",
     "T": "{T}",
@@ -184,11 +185,19 @@ def training(
         "loop.validate_rows": 8,
         "optimizer.warmup_steps": min(max(steps // 20, 5), 100),
         "checkpoint.every_steps": every,
+        # an epoch is read many times, and by every seed: its states are computed once
+        "features.source": "cache",
+        "features.folder": states_of(run.parent, family),
         "probe.every_steps": "",
         "eval.prompts": args.out / "prompts" / "measure.jsonl",
     }
     values = values | half() | dict(more or {})
     return ["train", f"{family}-small", "--out", str(run), *flags(values), *args.training]
+
+
+def states_of(out: Path, family: str) -> Path:
+    """Where the states that a family reads are kept, of the rows that its runs have in common."""
+    return out / "states" / family
 
 
 def tuning(args: argparse.Namespace, run: Path, *, first: bool) -> list[str]:
@@ -244,13 +253,13 @@ def answers_seconds(args: argparse.Namespace, stages: Stages, _name: str) -> flo
 
 
 def steps_of(args: argparse.Namespace, stages: Stages, family: str) -> int:
-    """The steps that a family is given: as many as fill the minutes, by the pace of the last ones of a few."""
+    """The steps that a family is given: as many as fill the minutes, by the pace of the later ones of a few."""
     out = args.out / "trial" / family
     rows = args.out / "prompts" / "train.jsonl"  # the answers are not there yet; these are as long
     stages.run(f"trial of {family}", training(family, args, rows, out, TRIAL_STEPS, SHORT))
     lines = json_lines(out / "metrics.jsonl")
     paces = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
-    pace = sorted(paces)[len(paces) // 2]
+    pace = median(paces[len(paces) // 2 :])
     return max(int(60 * args.minutes * pace / (args.batch_rows * args.row_tokens)), 2)
 
 

@@ -65,7 +65,8 @@ EXTRA = {
     ],
 }
 SMALL_MODEL = (
-    "--families medusa --row-tokens 512 --dtype fp32 --training '--loop.validate_rows 2 --data.validation_share 0.2'"
+    "--families medusa --row-tokens 512 --dtype fp32 --training "
+    "'--loop.validate_rows 2 --data.validation_share 0.2 --medusa.vocabulary 256'"
 )
 BENCHMARKS = {
     "benchmarks/families.py": (
@@ -154,7 +155,7 @@ BENCHMARKS = {
         "--target tiny --drafters --method prompt-lookup --tuned none --dtype fp32 --prompts stdlib --count 2 "
         "--max-new-tokens 16 --llama-server none --gguf none"
     ),
-    "benchmarks/small_rates.py": f"{SMALL_MODEL} --steps 2 --factors 1",
+    "benchmarks/small_rates.py": f"{SMALL_MODEL} --steps 2 --rates 'muon 1e-2'",
 }
 # what a script reads that another one writes
 BEFORE = {"benchmarks/small_rates.py": "python benchmarks/smollm2.py --out smollm2"}

@@ -27,7 +27,13 @@ SMOLLM2 = {
 }
 # what the shallow target has room for
 FEWER = {
+    "dflash-small": ["--block.vocabulary", "256"],
+    "dspark-small": ["--block.vocabulary", "256"],
+    "eagle-small": ["--eagle.vocabulary", "256"],
     "eagle3-small": ["--eagle3.vocabulary", "256"],
+    "hydra-small": ["--medusa.vocabulary", "256"],
+    "medusa-small": ["--medusa.vocabulary", "256"],
+    "mtp-small": ["--mtp.vocabulary", "256"],
     "peagle-small": ["--peagle.vocabulary", "256"],
     "boost-small": [
         "--boost.samples",
