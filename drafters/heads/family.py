@@ -8,6 +8,7 @@ Read next: `medusa.py`, `hydra.py`, `bpd.py`.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,8 @@ from .medusa import Medusa, MedusaHeads, load_medusa
 
 if TYPE_CHECKING:
     from ...decoding.backbone.backbone import Backbone
+
+_log = logging.getLogger(__name__)
 
 
 def load_medusa_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Medusa:
@@ -107,10 +110,15 @@ def medusa(heads: MedusaHeads, target: ServedTarget, how: Served) -> Export:
         if how.head_VH is None:
             raise ValueError("shared heads are exported with the target's projection")
         config["original_lm_head"] = True
-        tensors["lm_head.weight"] = how.head_VH if ids_U is None else how.head_VH[ids_U]
-    if ids_U is not None:
+        tensors["lm_head.weight"] = how.head_VH  # all rows: see below
+    elif ids_U is not None:
         config["truncated_vocab_size"] = len(ids_U)
         tensors["token_map"] = ids_U
+        _log.warning(
+            "vLLM 0.32 refuses heads that draft some tokens alone, as its check of weights does not know the "
+            "`token_map` that its own loader reads; if yours does too, train with medusa.shared_head true or without "
+            "medusa.vocabulary"
+        )
     return Export(config, tensors)
 
 

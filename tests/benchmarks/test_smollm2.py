@@ -16,6 +16,7 @@ from draftsmith.benchmarks.common.stages import Stages
 from draftsmith.benchmarks.smollm2 import (
     asked,
     compared,
+    curves,
     file_of,
     over_seeds,
     planned,
@@ -64,6 +65,7 @@ def args_of(out: Path, **values: Any) -> argparse.Namespace:
         "training": [],
         "answering": [],
         "answer_tokens": 8,
+        "probes": 0,
     }
     return argparse.Namespace(**given | values)
 
@@ -153,6 +155,16 @@ def test_seeds_are_runs_of_their_own_and_one_row(tmp_path: Path) -> None:
         first | {"tau": Figure(value=1.5, low=1.0, high=2.5, seeds=[2.0, 1.0]), "n_alpha": [0.375, 0.5], "minutes": 5},
         other,
     ]
+
+
+def test_probes_are_a_curve_over_seeds(tmp_path: Path) -> None:
+    args = args_of(tmp_path, families=["mtp"], seeds=[0, 1])
+    for name, taus in {"mtp": [1.0, 1.5], "mtp-seed-1": [1.5, 2.0]}.items():
+        lines = [{"kind": "probe", "step": 4 * (at + 1), "tau": tau} for at, tau in enumerate(taus)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, [{"kind": "train"}, *lines])))
+    rows = [(row["tokens"], row["tau"].value, row["tau"].seeds) for row in curves(args)]
+    assert rows == [("0.00 M", 1.25, [1.0, 1.5]), ("0.00 M", 1.75, [1.5, 2.0])]
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -409,23 +409,38 @@ def test_medusa(shared: bool, tmp_path: Path) -> None:
             torch.testing.assert_close(mine[:, k], F.linear(x, projection), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_medusa_over_some_tokens(shared: bool, tmp_path: Path) -> None:
-    """The heads' rows, and which tokens these are; vLLM lays the logits out by it."""
-    ids, head_VH = [2, 3, V - 1], torch.randn(V, H)
-    heads = shaken(MedusaHeads(MedusaShape(2, 1, H, V, shared, draft_vocabulary=3), ids))
-    words = {"head_VH": head_VH} if shared else {}
-    config, tensors = exported(heads, "medusa", "vllm", tmp_path, dtype="fp32", **words)
+def test_medusa_over_some_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The heads' rows, and which tokens these are; vLLM lays the logits out by it, where it loads the map."""
+    ids = [2, 3, V - 1]
+    heads = shaken(MedusaHeads(MedusaShape(2, 1, H, V, False, draft_vocabulary=3), ids))
+    config, tensors = exported(heads, "medusa", "vllm", tmp_path, dtype="fp32")
     assert (config["truncated_vocab_size"], config["vocab_size"]) == (3, V)
     assert tensors["token_map"].tolist() == ids
     hidden = torch.randn(5, H)
     with torch.no_grad():
+        mine = heads.logits(heads(hidden), Projection(torch.randn(V, H)))
+        for k, block in enumerate(heads.blocks):
+            wide = torch.full((5, V), -torch.inf)
+            wide[:, tensors["token_map"]] = F.linear(block(hidden), tensors[f"{k}.1.weight"])
+            torch.testing.assert_close(mine[:, k], wide, rtol=1e-5, atol=1e-5)
+    assert "vLLM 0.32 refuses heads that draft some tokens alone" in caplog.text
+
+
+def test_medusa_over_some_rows_of_the_targets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The target's whole projection, which vLLM loads in every version, and a word of what that costs."""
+    caplog.set_level("INFO")
+    ids, head_VH = [2, 3, V - 1], torch.randn(V, H)
+    heads = shaken(MedusaHeads(MedusaShape(2, 1, H, V, True, draft_vocabulary=3), ids))
+    config, tensors = exported(heads, "medusa", "vllm", tmp_path, dtype="fp32", head_VH=head_VH)
+    assert not {"token_map", "truncated_vocab_size"} & {*tensors, *config}
+    assert torch.equal(tensors["lm_head.weight"], head_VH)
+    hidden = torch.randn(5, H)
+    with torch.no_grad():
         mine = heads.logits(heads(hidden), Projection(head_VH))
         for k, block in enumerate(heads.blocks):
-            projection = tensors["lm_head.weight" if shared else f"{k}.1.weight"]
-            wide = torch.full((5, V), -torch.inf)
-            wide[:, tensors["token_map"]] = F.linear(block(hidden), projection)
-            torch.testing.assert_close(mine[:, k], wide, rtol=1e-5, atol=1e-5)
+            wide = F.linear(block(hidden), tensors["lm_head.weight"])
+            torch.testing.assert_close(mine[:, k, ids], wide[:, ids], rtol=1e-5, atol=1e-5)
+    assert "trained to draft 3 tokens, and vllm reads no map of these" in caplog.text
 
 
 def test_eagle_over_some_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

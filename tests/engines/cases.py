@@ -49,6 +49,26 @@ RUNS: dict[str, tuple[str, dict[str, object]]] = {
     "medusa2": ("medusa2-tiny", {**TUNED, "tune.how": "full", "optimizer.lr": "1e-4"}),
     "medusa2-lora": ("medusa2-tiny", TUNED),
 }
+# the same for a public model: family -> what differs from its recipe `-small`
+KNOWN_TRAINING = {
+    "loop.steps": 60,
+    "loop.batch_rows": 1,
+    "loop.validate_every": 60,
+    "loop.validate_rows": 2,
+    "checkpoint.every_steps": 60,
+    "data.sequence_length": 512,
+    "optimizer.warmup_steps": 5,
+    "probe.every_steps": 60,
+    "probe.prompts": 1,
+    "probe.max_new_tokens": 8,
+}
+KNOWN: dict[str, dict[str, object]] = {
+    "distill": {},
+    "eagle3": {},
+    "medusa": {},
+    "mtp": {},
+    "dflash": {"block.size": 5},
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +82,11 @@ class Case:
     """The class of vLLM's that it has to become: vLLM falls back to others without a word."""
     spare: tuple[str, ...] = ()
     """Parameters that vLLM has for another kind of file, and reads in no other case."""
+
+    @property
+    def tree(self) -> str:
+        """vLLM decodes heads as a chain; drafters that draft chains anyway take no tree."""
+        return "chain" if self.engine_class == "Medusa" else "default"
 
 
 MASK = ("drafter: model.mask_embedding",)
@@ -86,4 +111,11 @@ CASES = (
     Case("Medusa, the target's projection", "medusa-shared", engine_class="Medusa"),
     Case("Medusa-2, own target", "medusa2", engine_class="Medusa"),
     Case("Medusa-2, LoRA-tuned target", "medusa2-lora", engine_class="Medusa"),
+)
+KNOWN_CASES = (
+    Case("draft model", "distill", engine_class="LlamaForCausalLM"),
+    Case("EAGLE-3", "eagle3", engine_class="Eagle3LlamaForCausalLM"),
+    Case("MTP", "mtp", engine_class="ExaoneMoeMTP"),
+    Case("Medusa", "medusa", engine_class="Medusa"),
+    Case("DFlash", "dflash", engine_class="DFlashQwen3ForCausalLM", spare=MASK),
 )

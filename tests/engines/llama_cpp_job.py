@@ -2,7 +2,8 @@
 
 OUT.gguf is what the converter writes of its WORDs, OUT.npz and OUT.json what its own reader reads of that.
 What is done to the converter: it knows tokenizers by a hash of what they make of a text, and refuses
-others; the embedded target's is told to be of GPT-2's kind, which it is (byte-level pieces, GPT-2's pattern).
+others; one that it does not know, the embedded target's, is told to be of GPT-2's kind, which it is (byte-level
+pieces, GPT-2's pattern).
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ if __name__ == "__main__":
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     from conversion.base import TextModel
 
-    TextModel.get_vocab_base_pre = lambda _self, _tokenizer: "gpt-2"
+    known = TextModel.get_vocab_base_pre
+
+    def kind_of(self: TextModel, tokenizer: object) -> str:
+        try:
+            return known(self, tokenizer)
+        except NotImplementedError:
+            return "gpt-2"
+
+    TextModel.get_vocab_base_pre = kind_of
     made = out.with_suffix(".gguf")
     sys.argv[1:] = [*sys.argv[3:], "--outtype", "f32", "--outfile", str(made)]
     runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")

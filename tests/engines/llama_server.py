@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from engines.engine import MOST_TOKENS, PLACE
 from engines.measured import Prompts
 from engines.serving import free_port, wait_for
+from torch import Tensor
 
 SERVER = Path(PLACE) / "llama.cpp" / "build" / "bin" / "llama-server"
 
@@ -27,6 +31,17 @@ class Drafted:
     tokens: list[list[int]]
     drafted: int
     accepted: int
+
+
+def converted(place: Path, *words: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The fields and tensors of the GGUF that the converter makes."""
+    job = Path(__file__).with_name("llama_cpp_job.py")
+    python, source = Path(PLACE) / "bin" / "python", Path(PLACE) / "llama.cpp"
+    done = subprocess.run([python, job, source, place, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with np.load(place.with_suffix(".npz")) as tensors:
+        found = {name: torch.from_numpy(tensors[name]) for name in tensors.files}
+    return json.loads(place.with_suffix(".json").read_text()), found
 
 
 @contextmanager

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from draftsmith.decoding.backbone.backbone import Backbone
@@ -16,9 +12,9 @@ from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
 from engines.cases import Trained
-from engines.engine import MOST_TOKENS, NEEDED, PLACE
+from engines.engine import MOST_TOKENS, NEEDED
 from engines.findings import Findings
-from engines.llama_server import answered, llama_server
+from engines.llama_server import answered, converted, llama_server
 from engines.measured import Prompts, greedy, plain
 from safetensors.torch import load_file
 from torch import Tensor
@@ -26,17 +22,6 @@ from torch import Tensor
 pytestmark = NEEDED
 LAYER = "midlayer.self_attn"
 K = 4
-
-
-def converted(place: Path, *words: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The fields and tensors of the GGUF that the converter makes."""
-    job = Path(__file__).with_name("llama_cpp_job.py")
-    python, source = Path(PLACE) / "bin" / "python", Path(PLACE) / "llama.cpp"
-    done = subprocess.run([python, job, source, place, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    with np.load(place.with_suffix(".npz")) as tensors:
-        found = {name: torch.from_numpy(tensors[name]) for name in tensors.files}
-    return json.loads(place.with_suffix(".json").read_text()), found
 
 
 def unturned(weight: Tensor, heads: int) -> Tensor:

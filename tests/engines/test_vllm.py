@@ -6,20 +6,18 @@ The folders that it loads are read here too, as drafters of others are, and draf
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from draftsmith.benchmarks.common.records import Cell
 from draftsmith.decoding.backbone.backbone import Backbone
 from draftsmith.decoding.backbone.loading import load_target
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
 from engines.cases import CASES, MASK, Case, Trained
-from engines.engine import MOST_TOKENS, NEEDED, Answered, Asked, Vllm
+from engines.engine import MOST_TOKENS, NEEDED, Asked, Vllm
 from engines.exported import exported
-from engines.findings import Findings, counted, figure
-from engines.measured import Counts, Prompts, first_drafts, greedy, plain
+from engines.findings import Findings, beside, figure
+from engines.measured import Prompts, first_drafts, greedy, plain
 from safetensors.torch import load_file, save_file
 
 pytestmark = NEEDED
@@ -58,7 +56,7 @@ def test_drafter(
     shares = {}
     for policy in ["argmax", "sample"] if command.samples else ["argmax"]:
         drawn = {"policy": policy} if command.samples else {}  # heads take their likeliest tokens, and no word for it
-        config = DrafterConfig(**drawn, tree=tree_of(case))
+        config = DrafterConfig(**drawn, tree=case.tree)
         drafter = load_drafter(run / "drafter", mine, draft_length=K, config=config)
         ours = greedy(mine, drafter, prompts, MOST_TOKENS)
         shares[policy] = first_drafts(mine, drafter, prompts, MOST_TOKENS, repeats=OURS)
@@ -88,21 +86,6 @@ def test_drafter(
         assert low <= found <= high
     if len(shares) == 2:  # one policy taken for the other would have been seen
         assert shares["argmax"].value < low
-
-
-def beside(untouched: Sequence[str], text: Prompts, ours: Counts, cold: Answered) -> dict[str, Cell]:
-    """Cells of a row: parameters that vLLM left alone, how much of its greedy text is `text`, counts of both."""
-    return {
-        "untouched": len(untouched),
-        "text": f"{sum(a == b for a, b in zip(cold.tokens, text, strict=True))} of {len(text)}",
-        "ours": counted(ours.steps, ours.accepted),
-        "theirs": counted(cold.drafts, cold.accepted),
-    }
-
-
-def tree_of(case: Case) -> str:
-    """vLLM decodes heads as a chain; drafters that draft chains anyway take no tree."""
-    return "chain" if case.engine_class == "Medusa" else "default"
 
 
 def test_layers_shifted_by_one_are_seen(
