@@ -312,8 +312,8 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
         setup=f"{origin_of(args)}, converted; {tokens:,} of its own greedy answers of at most {args.answer_tokens} "
         f"tokens to {'rows of one’s own' if args.prompts else questions_}. Each family trains for {args.minutes:g} "
         f"minutes on rows of {args.row_tokens:,} tokens, {half_}, and is tuned at T = 0 on other prompts"
-        f"{''.join(f', as is {name}' for name in alone)}. All are audited, and measured in one interleaved run on {args.limit} prompts, "
-        f"{args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
+        f"{''.join(f', as is {name}' for name in alone)}. All are audited, and measured in one interleaved run on "
+        f"{args.limit} prompts, {args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
         intervals="95 % bootstrap intervals over prompts" + (SEED_INTERVALS if len(args.seeds) > 1 else ""),
         formats=FORMATS,
         rows=[*over_seeds(rows), *curve],

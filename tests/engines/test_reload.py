@@ -24,7 +24,7 @@ from engines.exported import exported
 from engines.findings import REPLACED_IN, Findings, counted
 from engines.measured import Counts, Prompts, greedy, plain
 from engines.serving import NAME, serving
-from engines.test_vllm import K, tree_of
+from engines.test_vllm import K
 from safetensors.torch import load_file, save_file
 
 pytestmark = NEEDED
@@ -66,7 +66,7 @@ def replaced(case: Case, run: Path, vllm: Vllm, target: Backbone, prompts: Promp
     model, words = (command.model, command.greedy | {"model": old}) if beside else (old, command.greedy)
     served = vllm.serve(model, words, [Asked(prompts, 0.0)], command.of_target, replaced_by=fresh)
     drawn = {"policy": "argmax"} if command.samples else {}  # heads take their likeliest tokens, and no word for it
-    config = DrafterConfig(**drawn, tree=tree_of(case))
+    config = DrafterConfig(**drawn, tree=case.tree)
     drafter = load_drafter(run / "drafter", target, draft_length=K, config=config)
     return Replaced(served, greedy(target, drafter, prompts, MOST_TOKENS))
 

@@ -107,6 +107,9 @@ REFUSED |= {("eagle3, narrower", engine) for engine in ("speculators", "sglang",
 REFUSED |= {(name, "sglang") for name in ("dflash", "dflash, causal", "dspark", "dspark, fill-in")}
 REFUSED |= {(f"dflash, windows{more}", "sglang") for more in ("", " that see all of a block")}
 
+WIDER = {("medusa, shared head, some tokens", "vllm")}
+"""Written with the projection's other rows too, so that what is read back drafts all tokens."""
+
 
 def family_of(name: str) -> str:
     return name.partition(",")[0].partition(".")[0]
@@ -146,6 +149,11 @@ def test_an_export_is_read_back_to_the_bit(name: str, form: str, deep: Backbone,
     save_file({key: t.clone() for key, t in made.tensors.items()}, tmp_path / "theirs" / "model.safetensors")
     mine, back = (load_drafter(tmp_path / each, deep, draft_length=3) for each in ("ours", "theirs"))
     weights, again = mine.module.state_dict(), back.module.state_dict()
+    if (name, form) in WIDER:
+        assert weights.keys() - again.keys() == {"d2t"}
+        assert not [key for key in again if not torch.equal(weights[key], again[key])]
+        assert back.module.config == replace(mine.module.config, draft_vocabulary=None)
+        return
     assert weights.keys() == again.keys()
     assert not [key for key in weights if not torch.equal(weights[key], again[key])]
     assert back.module.config == mine.module.config
