@@ -64,7 +64,8 @@ HEADS = {
     "audit": "{verdict}",
 }
 CURVE = {"method": "{method}", "trained on": "{tokens} tokens", "tau of the probe": "{tau}"}
-METHOD, PROBE = {"of": "a comparison"}, {"of": "a probe"}
+METHOD: dict[str, float | str] = {"of": "a comparison"}
+PROBE: dict[str, float | str] = {"of": "a probe"}
 SEED_INTERVALS = "; over seeds the mean of their intervals' ends"
 FORMATS = {"T": "g", "minutes": ".0f", "tau": ".2f", "n_alpha": ".2f", "speedup": ".2f", "predicted": ".2f"}
 
