@@ -35,9 +35,9 @@ from draftsmith.benchmarks.common.runs import numbers
 from draftsmith.benchmarks.common.stages import Stages, minutes
 from draftsmith.data.rows.sources import stdlib_texts
 from draftsmith.decoding.devices import multiplies_bf16
+from draftsmith.drafters.families import training_free, wrapping
 from draftsmith.drafters.tuned_file import read_tuned, read_tuned_methods
 from draftsmith.eval.tune.settings import in_words
-from draftsmith.launch.methods import need_draft
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.storage import json_lines, write_text
 
@@ -72,7 +72,7 @@ FORMATS = {"T": "g", "minutes": ".0f", "tau": ".2f", "n_alpha": ".2f", "speedup"
 
 def main() -> None:
     args = arguments()
-    free = {"json", "minutes", "families", "seeds", "beside", "note"}  # the families that are there stay as they are
+    free = {"json", "minutes", "families", "seeds", "note"}  # the families that are there stay as they are
     same_settings(args.out, vars(args), free=free)
     stages = Stages(args.out)
     target = args.out / "target"
@@ -222,15 +222,14 @@ def runs_of(args: argparse.Namespace) -> dict[str, tuple[str, int]]:
 
 def beside(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Methods that draft around each drafter, and those that draft alone."""
-    around = [name for name in args.beside if name in need_draft()]
+    around = [name for name in args.beside if name in wrapping()]
     return around, [name for name in args.beside if name not in around]
 
 
 def compared(args: argparse.Namespace) -> Path:
     """The folder of the comparison of these runs."""
     seeds = ["seeds", *map(str, args.seeds)] if len(args.seeds) > 1 else []
-    others = ["beside", *args.beside] if args.beside != BESIDE else []
-    return Path(args.out) / "-".join(["compare", *args.families, *seeds, *others])
+    return Path(args.out) / "-".join(["compare", *args.families, *seeds])
 
 
 def comparing(args: argparse.Namespace) -> list[str]:
@@ -313,9 +312,9 @@ def recorded(args: argparse.Namespace, plan: Mapping[str, Any], stages: Stages) 
         setup=f"{origin_of(args)}, converted; {tokens:,} of its own greedy answers of at most {args.answer_tokens} "
         f"tokens to {'rows of one’s own' if args.prompts else questions_}. Each family trains on rows of "
         f"{args.row_tokens:,} tokens, {half_}, for the steps that take {args.minutes:g} minutes here behind states of "
-        "the target that are kept (the table's minutes hold making them), and is tuned at T = 0 on other prompts"
-        f"{''.join(f', as is {name}' for name in alone)}. All are audited, and measured in one interleaved run on "
-        f"{args.limit} prompts, {args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
+        "the target that are kept (the table's minutes hold making them). Tuned at T = 0 on other prompts: "
+        f"{', '.join(['each drafter', *alone])}. All are audited, and measured in one interleaved run on {args.limit} "
+        f"prompts, {args.new_tokens} new tokens, batch 1, target in {args.dtype}.",
         intervals="95 % bootstrap intervals over prompts" + (SEED_INTERVALS if len(args.seeds) > 1 else ""),
         formats=FORMATS,
         rows=[*over_seeds(rows), *curve],
@@ -423,7 +422,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--minutes", type=float, default=30.0, help="of training by each family, beside the target's own passes")
     add("--seeds", type=numbers, default=[0], metavar="0,1,2", help="of training, each anew for as many steps")
     add("--probes", type=int, default=0, help="times that tau is probed while a run is trained: its curve")
-    add("--beside", nargs="*", default=BESIDE, metavar="METHOD", help="compared too, around each drafter or alone")
+    methods = [*wrapping(), *training_free()]
+    beside_help = "compared too, around each drafter or alone: " + ", ".join(methods)
+    add("--beside", nargs="*", choices=methods, default=BESIDE, metavar="METHOD", help=beside_help)
     add("--prompts", type=Path, nargs="*", default=[], help="chat rows; default: questions about Python's library")
     add("--measured", type=Path, nargs="+", default=[], help="other rows or prompts to measure on")
     add("--answers", type=int, default=400, help="most prompts that are answered to train on")

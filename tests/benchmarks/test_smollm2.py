@@ -143,8 +143,6 @@ def test_seeds_are_runs_of_their_own_and_one_row(tmp_path: Path) -> None:
         "mtp-seed-7": ("mtp", 7),
     }
     assert compared(args).name == "compare-eagle3-mtp-seeds-0-7"
-    args.beside = ["suffix"]
-    assert compared(args).name == "compare-eagle3-mtp-seeds-0-7-beside-suffix"
     first = {
         "method": "mtp",
         "T": 0,
@@ -158,6 +156,24 @@ def test_seeds_are_runs_of_their_own_and_one_row(tmp_path: Path) -> None:
         first | {"tau": Figure(value=1.5, low=1.0, high=2.5, seeds=[2.0, 1.0]), "n_alpha": [0.375, 0.5], "minutes": 5},
         other,
     ]
+
+
+def test_what_is_compared_beside_is_tuned_where_it_drafts_alone(tmp_path: Path) -> None:
+    parsed = smollm2.arguments(["--out", str(tmp_path), "--beside", "suffix-hybrid", "suffix"])
+    assert smollm2.beside(parsed) == (["suffix-hybrid"], ["suffix"])
+    first, second = (smollm2.tuning(parsed, tmp_path / "run", first=each) for each in (True, False))
+    assert (first[first.index("--method") + 1], second[second.index("--method") + 1]) == ("trained,suffix", "trained")
+    compare = smollm2.comparing(parsed)
+    assert compare[compare.index("--method") + 1] == "suffix-hybrid,suffix"
+    assert "--tuned" in compare
+    none = smollm2.comparing(smollm2.arguments(["--out", str(tmp_path), "--beside"]))
+    assert not {"--method", "--tuned"} & set(none)
+
+
+def test_a_method_that_there_is_not_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        smollm2.arguments(["--beside", "sufix"])
+    assert "invalid choice: 'sufix'" in capsys.readouterr().err
 
 
 def test_probes_are_a_curve_over_seeds(tmp_path: Path) -> None:
