@@ -285,8 +285,9 @@ def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
     total = plan["answers"] + 60 * args.minutes * runs
     return (
         f"\n{args.answers:,} answers take about {minutes(plan['answers'])} here, and each of {runs} "
-        f"drafters {args.minutes:g} min of training ({families}): about {minutes(total)}, and tuning, audits and "
-        f"measurements of {args.limit} prompts behind each. Stop it when you like: the same command goes on."
+        f"drafters {args.minutes:g} min of training ({families}): about {minutes(total)}, and the target's "
+        f"passes over the answers (once a family), tuning, audits and measurements of {args.limit} prompts. Stop it "
+        "when you like: the same command goes on."
     )
 
 
