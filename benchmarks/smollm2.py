@@ -51,7 +51,7 @@ SHARES = {"measure": 5, "tune": 10, "train": 100}
 """Of rows of one's own: those whose hash is below so many hundredths."""
 TRIAL_STEPS, TRIAL_ROWS = 16, 40
 """So many that later steps find the states of the target stored, as most steps of a long run do."""
-LEAST_LIMIT = 16
+LEAST_LIMIT = 8
 SHORT = {"data.limit_rows": TRIAL_ROWS, "loop.log_every": 1, "probe.prompts": 1, "loop.validate_rows": 2}
 HEADS = {
     "method": "{method}, {setting}",
@@ -205,7 +205,7 @@ def states_of(out: Path, family: str) -> Path:
 
 
 def tuning(args: argparse.Namespace, run: Path, *, first: bool) -> list[str]:
-    words = ["tune", str(run), "--prompts", str(args.out / "prompts" / "tune.jsonl"), "--limit", str(args.limit // 2)]
+    words = ["tune", str(run), "--prompts", str(args.out / "prompts" / "tune.jsonl"), "--limit", str(args.limit)]
     _, alone = beside(args)
     words += ["--method", ",".join(["trained", *alone] if first else ["trained"]), "--chains", "--no-surfaces"]
     return [*words, *decoding(args)]
@@ -271,10 +271,25 @@ def steps_of(args: argparse.Namespace, stages: Stages, family: str) -> int:
     out = args.out / "trial" / family
     rows = args.out / "prompts" / "train.jsonl"  # the answers are not there yet; these are as long
     stages.run(f"trial of {family}", training(family, args, rows, out, TRIAL_STEPS, SHORT))
-    lines = json_lines(out / "metrics.jsonl")
-    paces = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
-    pace = median(paces[len(paces) // 2 :])
+    _, pace = paces_of(args, family)
     return max(int(60 * args.minutes * pace / (args.batch_rows * args.row_tokens)), 2)
+
+
+def paces_of(args: argparse.Namespace, family: str) -> tuple[float, float]:
+    """Tokens per second of a family's trial, first with the target's own passes, then behind states that are kept."""
+    lines = json_lines(args.out / "trial" / family / "metrics.jsonl")
+    paces = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
+    return median(paces[: len(paces) // 2]), median(paces[len(paces) // 2 :])
+
+
+def passes_seconds(plan: Mapping[str, Any], args: argparse.Namespace) -> float:
+    """How long the target's passes over the answers will take, once a family."""
+    read = args.answers * args.answer_tokens
+    seconds = 0.0
+    for family in args.families:
+        first, later = paces_of(args, family)
+        seconds += max(min(read, plan[family] * args.batch_rows * args.row_tokens) * (1 / first - 1 / later), 0.0)
+    return seconds
 
 
 def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
@@ -282,12 +297,13 @@ def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
     families = ", ".join(f"{family} {plan[family]:,} steps" for family in args.families)
     # measured at two temperatures, with plain decoding and a drafter in turn, and audited
     runs = len(runs_of(args))
-    total = plan["answers"] + 60 * args.minutes * runs
+    passes = passes_seconds(plan, args)
+    total = plan["answers"] + 60 * args.minutes * runs + passes
     return (
         f"\n{args.answers:,} answers take about {minutes(plan['answers'])} here, and each of {runs} "
-        f"drafters {args.minutes:g} min of training ({families}): about {minutes(total)}, and the target's "
-        f"passes over the answers (once a family), tuning, audits and measurements of {args.limit} prompts. Stop it "
-        "when you like: the same command goes on."
+        f"drafters {args.minutes:g} min of training ({families}), with the target's passes over the answers, "
+        f"once a family, of {minutes(passes)} together: about {minutes(total)}, and tuning, audits and measurements "
+        f"of {args.limit} prompts. Stop it when you like: the same command goes on."
     )
 
 
@@ -432,7 +448,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--answer-tokens", type=int, default=256)
     add("--row-tokens", type=int, default=1024)
     add("--batch-rows", type=int, default=1)
-    add("--limit", type=int, default=32, help="prompts to measure on; half as many to tune on")
+    add("--limit", type=int, default=32, help="prompts to measure on, and as many others to tune on")
     add("--new-tokens", type=int, default=128)
     fastest = "bf16" if multiplies_bf16() else "fp32"
     add("--dtype", choices=["fp32", "bf16"], default=fastest, help="of the target, while it answers and is measured")
@@ -443,7 +459,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--json", type=Path)
     args = parser.parse_args(words)
     if args.limit < LEAST_LIMIT:
-        parser.error(f"--limit is {args.limit}; expected {LEAST_LIMIT} or more, half of which `tune` decodes")
+        parser.error(f"--limit is {args.limit}; expected {LEAST_LIMIT} or more, the fewest that `tune` decodes")
     return args
 
 

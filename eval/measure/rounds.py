@@ -38,6 +38,8 @@ class AllRounds:
     prefills_G: list[float] = field(default_factory=list)
     """Seconds of both sides' prefills; of all repeats, as everything of a batch."""
     baseline_prefills_G: list[float] = field(default_factory=list)
+    step_costs: list[float] = field(default_factory=list)
+    """Of every batch and repeat: a step of ours / the step of plain decoding that ran in turn with it."""
     prefill_seconds: float = 0.0
     propose_seconds: float = 0.0
     target_calls: int = 0
@@ -52,6 +54,9 @@ class AllRounds:
         An answer's first token comes from the prefill, timed apart. Repeats are summed up per batch:
         they share its texts, and resampled as units of their own they would make intervals too narrow.
         """
+        if own.target_calls and base.decode_seconds:
+            plain = base.decode_seconds / base.target_calls
+            self.step_costs.append(own.decode_seconds / own.target_calls / plain)
         self.propose_seconds += own.propose_seconds
         self.target_calls += own.target_calls
         self.baseline_calls += base.target_calls

@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ class Measured:
     @staticmethod
     def of(size: int, run: AllRounds) -> Measured:
         """What a run has measured."""
-        calls, steps = run.target_calls, sum(each.steps for each in run.counts)
+        steps = sum(each.steps for each in run.counts)
         if not steps:
             raise RequestError(
                 "no step of the prompts for predictions can be counted: their answers end with the first token, or "
@@ -79,9 +80,10 @@ class Measured:
         return Measured(
             size=size,
             tau=sum(each.emitted for each in run.counts) / steps,
-            tokens_per_step=sum(run.tokens_G) / calls,
+            tokens_per_step=sum(run.tokens_G) / run.target_calls,
             nodes=run.mean_nodes,
-            step_seconds=sum(run.seconds_G) / calls,
+            # neighbours are compared, and by their median: a slow moment of the machine is no setting's
+            step_seconds=median(run.step_costs) * sum(run.baseline_seconds_G) / run.baseline_calls,
             token_seconds=sum(run.baseline_seconds_G) / max(1.0, sum(run.baseline_tokens_G)),
             accepted_D=_accepted(run.counts) / steps,
         )

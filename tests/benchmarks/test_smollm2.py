@@ -19,6 +19,7 @@ from draftsmith.benchmarks.smollm2 import (
     curves,
     file_of,
     over_seeds,
+    passes_seconds,
     planned,
     runs_of,
     steps_of,
@@ -121,6 +122,8 @@ def test_steps_fill_the_minutes_and_are_kept(tmp_path: Path, monkeypatch: pytest
     args = args_of(tmp_path)
     assert steps_of(args, Stages(tmp_path), "medusa") == 60  # 120 s of 128 tokens, in steps of 256
     plan = planned(args, Stages(tmp_path))
+    # the passes: 6 answers of 8 tokens, at 69 a second with them (the middle of 10 and 128), else at 129
+    assert passes_seconds(plan, args) == pytest.approx(6 * 8 * (1 / 69 - 1 / 129))
     assert "60 steps" in told(plan, args)
     monkeypatch.setattr(stages, "finished", lambda words: 1)
     assert planned(args, Stages(tmp_path)) == plan

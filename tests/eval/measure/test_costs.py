@@ -119,6 +119,7 @@ def test_a_run_adds_up_what_both_took_and_wrote() -> None:
     assert (run.tokens_G, run.baseline_tokens_G) == ([16, 7], [16, 8])
     assert (run.target_calls, run.baseline_calls, run.nodes) == (8, 16, 36)
     assert run.mean_nodes == 4.5
+    assert run.step_costs == [1.5 / 3 / 0.5, 2.5 / 3 / (5 / 6), 1.0 / 2 / 0.5], "of every turn, the repeats too"
     assert run.prefill_seconds == 1.0, "of the first round alone"
     assert run.differing == 1
     assert run.proposing_cost == pytest.approx(0.9 / 8 / (10 / 16))
