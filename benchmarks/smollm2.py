@@ -193,7 +193,8 @@ def training(
         "features.source": "cache",
         "features.folder": states_of(run.parent, family),
         "probe.every_steps": max(steps // args.probes, 1) if args.probes else "",
-        "eval.prompts": args.out / "prompts" / "measure.jsonl",
+        # probes choose which weights are exported: not on the prompts that are measured
+        "eval.prompts": args.out / "prompts" / "tune.jsonl",
     }
     values = values | half() | dict(more or {})
     return ["train", f"{family}-small", "--out", str(run), *flags(values), *args.training]

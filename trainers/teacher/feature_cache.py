@@ -166,5 +166,5 @@ def identity_of(
         "layers": [layer if layer != LAST else count for layer in layers],
         "features.dtype": config.dtype,
         **({"features.precision": config.precision} if config.precision else {}),
-        "rows": rows.train.fingerprint,
+        "rows": rows.train.content_hash(),  # wherever they lie: states take hours, and their folders are moved
     }

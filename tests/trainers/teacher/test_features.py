@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -488,7 +489,7 @@ def with_tokenizer(**changes) -> Backbone:
 def test_a_cache_of_something_else_is_refused_by_name(tmp_path: Path, rows: Prepared) -> None:
     opened(tmp_path, rows)
     opened(tmp_path, rows)
-    others = Prepared(packed(10, 1, "other"), rows.validation, report=None)  # type: ignore[arg-type]
+    others = Prepared(packed(10, 99), rows.validation, report=None)  # type: ignore[arg-type]
     template = tmp_path / "other.jinja"
     template.write_text("{{ messages }}")
     for name, change in {
@@ -507,6 +508,13 @@ def test_a_cache_of_something_else_is_refused_by_name(tmp_path: Path, rows: Prep
     opened(tmp_path / "t", rows, target=own)
     with pytest.raises(RequestError, match="something else: chat template is"):
         opened(tmp_path / "t", rows, target=own, data=DataConfig(chat_template=str(template)))
+
+
+def test_states_of_rows_that_were_moved_are_the_same(tmp_path: Path, rows: Prepared) -> None:
+    """A fingerprint holds where data lies and what read it; the states hang on neither."""
+    opened(tmp_path, rows)
+    moved = replace(rows.train, fingerprint="another path, another version")
+    opened(tmp_path, rows, whose=replace(rows, train=moved))
 
 
 @pytest.mark.parametrize(
