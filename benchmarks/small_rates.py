@@ -22,6 +22,7 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Audit, table_of
 from draftsmith.benchmarks.common.stages import finished
+from draftsmith.benchmarks.public_model.verbs import states_of, training
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import json_lines
 
@@ -66,8 +67,8 @@ def one(args: argparse.Namespace, family: str, size: str, rate: Rate | None) -> 
     run = args.out / "rates" / file_name(f"{family} {size} {name} {lr:g} {args.steps}")
     if not is_finished(run):
         answers = args.out / "answers" / "answers.jsonl"
-        chosen = {"optimizer.name": name, "optimizer.lr": lr, "features.folder": smollm2.states_of(args.out, family)}
-        words = smollm2.training(family, args, answers, run, args.steps, chosen | PROBE)
+        chosen = {"optimizer.name": name, "optimizer.lr": lr, "features.folder": states_of(args.out, family)}
+        words = training(family, args, answers, run, args.steps, chosen | PROBE)
         if code := finished(["-m", "draftsmith.launch.cli", *words, *shlex.split(size)]):
             raise SystemExit(code)
     last = {line["kind"]: line for line in json_lines(run / "metrics.jsonl")}

@@ -377,7 +377,7 @@ def test_measures_name_the_code_that_computes_them() -> None:
 # what benchmarks/tables.py writes from a record speaks of the commit that was measured
 RECORDED = re.compile(r"^<!-- (?:table|run|notes): .*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 POINTER = re.compile(r"`((?:[a-z0-9_]+/)*[a-z0-9_]+\.py)`(?:, `([A-Za-z_]\w*)`)?")
-SCRIPTS = ("benchmarks", "benchmarks/common", "benchmarks/on_gpu")
+SCRIPTS = ("benchmarks", "benchmarks/common", "benchmarks/on_gpu", "benchmarks/public_model")
 
 
 def lost_pointers(text: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,20 +14,20 @@ from draftsmith.benchmarks.common import stages
 from draftsmith.benchmarks.common.function_questions import questions
 from draftsmith.benchmarks.common.records import Figure
 from draftsmith.benchmarks.common.stages import Stages
-from draftsmith.benchmarks.smollm2 import (
-    asked,
+from draftsmith.benchmarks.public_model import record
+from draftsmith.benchmarks.public_model.prompts import asked, write_prompts
+from draftsmith.benchmarks.public_model.record import curves, on_other_prompts, over_seeds
+from draftsmith.benchmarks.public_model.verbs import (
+    beside,
     compared,
-    curves,
-    file_of,
-    over_seeds,
-    passes_seconds,
-    planned,
+    comparing,
+    comparing_elsewhere,
+    elsewhere,
     runs_of,
-    steps_of,
-    told,
     training,
-    write_prompts,
+    tuning,
 )
+from draftsmith.benchmarks.smollm2 import file_of, passes_seconds, planned, steps_of, told
 from draftsmith.launch.cli import main
 
 SOURCE = '''
@@ -163,13 +164,13 @@ def test_seeds_are_runs_of_their_own_and_one_row(tmp_path: Path) -> None:
 
 def test_what_is_compared_beside_is_tuned_where_it_drafts_alone(tmp_path: Path) -> None:
     parsed = smollm2.arguments(["--out", str(tmp_path), "--beside", "suffix-hybrid", "suffix"])
-    assert smollm2.beside(parsed) == (["suffix-hybrid"], ["suffix"])
-    first, second = (smollm2.tuning(parsed, tmp_path / "run", first=each) for each in (True, False))
+    assert beside(parsed) == (["suffix-hybrid"], ["suffix"])
+    first, second = (tuning(parsed, tmp_path / "run", first=each) for each in (True, False))
     assert (first[first.index("--method") + 1], second[second.index("--method") + 1]) == ("trained,suffix", "trained")
-    compare = smollm2.comparing(parsed)
+    compare = comparing(parsed)
     assert compare[compare.index("--method") + 1] == "suffix-hybrid,suffix"
     assert "--tuned" in compare
-    none = smollm2.comparing(smollm2.arguments(["--out", str(tmp_path), "--beside"]))
+    none = comparing(smollm2.arguments(["--out", str(tmp_path), "--beside"]))
     assert not {"--method", "--tuned"} & set(none)
 
 
@@ -187,6 +188,36 @@ def test_probes_are_a_curve_over_seeds(tmp_path: Path) -> None:
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, [{"kind": "train"}, *lines])))
     rows = [(row["tokens"], row["tau"].value, row["tau"].seeds) for row in curves(args)]
     assert rows == [("0.00 M", 1.25, [1.0, 1.5]), ("0.00 M", 1.75, [1.5, 2.0])]
+
+
+def test_prompts_of_other_kinds_are_rows_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row for each set and one of all; files without sets have one row, of the first seed's drafters."""
+    args = args_of(tmp_path, families=["mtp", "eagle"], seeds=[0, 1], beside=["suffix-hybrid"], elsewhere="a.jsonl")
+    monkeypatch.setattr(
+        record, "read_tuned", lambda folder: SimpleNamespace(plain=folder.parent.name == "eagle", values={})
+    )
+    of = {"tau": [2.0, 1.0, 3.0], "speedup": [1.5, 1.0, 2.0], "verdict": "lossless"}
+    depths = {"n_alpha": [[0.5, 0.4, 0.6], [None, None, None]]}
+    sets = {
+        "sets": [{"set": name, **of, **depths} for name in ("code", "chat")],
+        "over_sets": {**of, "tau": [1.8, 1, 2]},
+    }
+    elsewhere(args).mkdir()
+    results = {"rows": [of | sets] + [{"prompts": "a.jsonl", **of, **depths}] * 3}
+    (elsewhere(args) / "results.json").write_text(json.dumps(results))
+    assert [(row["method"], row["prompts"], row["tau"].value, row["n_alpha"]) for row in on_other_prompts(args)] == [
+        ("mtp", "code", 2.0, [0.5]),
+        ("mtp", "chat", 2.0, [0.5]),
+        ("mtp", "all sets", 1.8, []),
+        ("suffix-hybrid around mtp", "a.jsonl", 2.0, [0.5]),
+        ("eagle", "a.jsonl", 2.0, [0.5]),
+        ("suffix-hybrid around eagle", "a.jsonl", 2.0, [0.5]),
+    ]
+    assert {row["setting"] for row in on_other_prompts(args)} == {"as the recipe has it", "slower at every setting"}
+    words = comparing_elsewhere(
+        smollm2.arguments(["--out", str(tmp_path), "--families", "mtp", "--elsewhere", "a.jsonl"])
+    )
+    assert [words[words.index(flag) + 1] for flag in ("--drafters", "--prompts")] == [str(tmp_path / "mtp"), "a.jsonl"]
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
