@@ -148,7 +148,7 @@ BENCHMARKS = {
     "benchmarks/reliability.py": "--fast --only determinism",
     "benchmarks/smollm2.py": (
         f"{SMALL_MODEL} --file model.gguf --prompts --answers 30 --answer-tokens 16 "
-        "--minutes 0.05 --limit 16 --new-tokens 16 "
+        "--minutes 0.05 --limit 16 --new-tokens 16 --seeds 0 --elsewhere stdlib "
         "--audit '--audit.tokens 500 --audit.sequences 10000 --audit.max_new_tokens 8 --eval.repeats 1'"
     ),
     "benchmarks/other_decoders.py": (

@@ -18,6 +18,7 @@ from draftsmith.benchmarks.common.records import Cell, Figure, Record, figure, m
 from draftsmith.benchmarks.common.stages import Stages, minutes
 from draftsmith.benchmarks.public_model.verbs import beside, compared, elsewhere, half, runs_of
 from draftsmith.drafters.tuned_file import read_tuned, read_tuned_methods
+from draftsmith.eval.measure.arms import NOT_AUDITED
 from draftsmith.eval.tune.settings import in_words
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import json_lines
@@ -32,7 +33,7 @@ HEADS = {
     "trained on": "{tokens} tokens, {minutes} min",
     "audit": "{verdict}",
 }
-CURVE = {"method": "{method}", "trained on": "{tokens} tokens", "tau of the probe": "{tau}"}
+CURVE = {"method": "{method}", "trained on": "{tokens} tokens", "tau of the probe": "{tau}", "audit": "{verdict}"}
 KINDS = {
     "method": "{method}, {setting}",
     "prompts": "{prompts}",
@@ -167,6 +168,7 @@ def curves(args: argparse.Namespace) -> list[dict[str, Any]]:
             "method": load_recipe(f"{family}-small").recipe.method,
             "tokens": f"{step * step_tokens:.2f} M",
             "tau": mean_figure([Figure(value=tau) for tau in taus]),
+            "verdict": NOT_AUDITED,
         }
         for (family, step), taus in found.items()
     ]

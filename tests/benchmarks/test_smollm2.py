@@ -12,7 +12,8 @@ import pytest
 from draftsmith.benchmarks import smollm2
 from draftsmith.benchmarks.common import stages
 from draftsmith.benchmarks.common.function_questions import questions
-from draftsmith.benchmarks.common.records import Figure
+from draftsmith.benchmarks.common.provenance import record_of
+from draftsmith.benchmarks.common.records import Figure, Weights, table_of
 from draftsmith.benchmarks.common.stages import Stages
 from draftsmith.benchmarks.public_model import record
 from draftsmith.benchmarks.public_model.prompts import asked, write_prompts
@@ -186,8 +187,18 @@ def test_probes_are_a_curve_over_seeds(tmp_path: Path) -> None:
         lines = [{"kind": "probe", "step": 4 * (at + 1), "tau": tau} for at, tau in enumerate(taus)]
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, [{"kind": "train"}, *lines])))
-    rows = [(row["tokens"], row["tau"].value, row["tau"].seeds) for row in curves(args)]
+    made = curves(args)
+    rows = [(row["tokens"], row["tau"].value, row["tau"].seeds) for row in made]
     assert rows == [("0.00 M", 1.25, [1.0, 1.5]), ("0.00 M", 1.75, [1.5, 2.0])]
+    named = {
+        "title": "t",
+        "target": Weights(name="a", sha256="0"),
+        "drafters": [],
+        "setup": "s",
+        "intervals": "none",
+        "formats": record.FORMATS,
+    }
+    record_of(args, **named, rows=made, tables={"curve": table_of(record.CURVE, record.PROBE)})  # refuses a tau alone
 
 
 def test_prompts_of_other_kinds_are_rows_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
