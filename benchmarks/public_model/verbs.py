@@ -53,7 +53,7 @@ def training(
         # an epoch is read many times, and by every seed: its states are computed once
         "features.source": "cache",
         "features.folder": states_of(run.parent, family),
-        "probe.every_steps": max(steps // args.probes, 1) if args.probes else "",
+        "probe.every_steps": -(-steps // args.probes) if args.probes else "",
         # probes choose which weights are exported: not on the prompts that are measured
         "eval.prompts": args.out / "prompts" / "tune.jsonl",
     }
