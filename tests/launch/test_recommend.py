@@ -118,7 +118,7 @@ def test_smollm2(tmp_path: Path) -> None:
     assert "134.5 M parameters" in said
     assert "recipes for 100 million to 2 billion, those that end in -small:" in said
     assert "eagle3-small: trains 9.81 M parameters, 157 MB" in said
-    assert "9.4 h on one core of an AMD EPYC" in said
+    assert "3.1 h on two cores of an AMD EPYC" in said
     assert said.splitlines()[-1] == (
         f"next: draftsmith copy eagle3-small my.yaml && draftsmith check my.yaml --target.path {tmp_path / 'model'}"
     )
