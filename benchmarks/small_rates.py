@@ -1,11 +1,12 @@
 """Optimisers, learning rates and sizes of the `-small` recipes, by short runs on `smollm2.py`'s answers.
 
 Each run is the recipe with these flags changed, as many steps long as all others, on the same rows in the same order;
-what is kept is acceptance on held-out rows at its end and a probe's tau. Runs that are finished stay, so the same
-command goes on where it was stopped. Other flags are those of `smollm2.py`, whose folder this reads: read it next.
+what is kept is acceptance on held-out rows at its end and a probe's tau. Other sizes are tried with the recipe's own
+optimiser. Runs that are finished stay, so the same command goes on where it was stopped. Other flags are those of
+`smollm2.py`, whose folder this reads: read it next.
 
     python benchmarks/small_rates.py --out smollm2 --families eagle3 --rates "adamw 1e-3" "muon 1e-2" --steps 100 \\
-        --sizes "" "--eagle3.vocabulary 4096" --json docs/results/small-rates.json
+        --sizes "eagle3 --eagle3.vocabulary 4096" --json docs/results/small-rates.json
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ Rate = tuple[str, float]
 
 def main() -> None:
     args = arguments()
-    rows = [one(args, *each) for each in product(args.families, args.sizes, args.rates)]
+    rows = [one(args, family, "", rate) for family, rate in product(args.families, args.rates)]
+    rows += [one(args, family, size, None) for family, size in args.sizes]
     record = record_of(
         argparse.Namespace(seeds=[0]),
         title="Optimisers and learning rates of the -small recipes",
@@ -83,13 +85,19 @@ def rate_in(text: str) -> Rate:
     return name, float(rate)
 
 
+def size_in(text: str) -> tuple[str, str]:
+    """'eagle3 --eagle3.vocabulary 4096' -> a family and flags of `train`."""
+    family, flags = text.split(maxsplit=1)
+    return family, flags
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, default=Path("smollm2"), help="the folder of smollm2.py, with its target and answers")
     add("--families", nargs="+", choices=smollm2.FAMILIES, default=["eagle3"], metavar="FAMILY")
     add("--rates", nargs="+", type=rate_in, default=[None], help="'adamw 1e-3' and so on; default: the recipe's")
-    add("--sizes", nargs="+", default=[""], help="flags of `train` for each size, in quotes")
+    add("--sizes", nargs="+", type=size_in, default=[], help="'eagle3 --eagle3.vocabulary 4096' and so on")
     add("--steps", type=int, default=100)
     add("--json", type=Path)
     ours, theirs = parser.parse_known_args()
