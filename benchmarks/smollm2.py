@@ -57,6 +57,8 @@ BESIDE = ["suffix-hybrid", "prompt-lookup"]
 """Measured beside the families: they need no training; the first drafts by copies where these promise more."""
 TRIAL_STEPS, TRIAL_ROWS = 16, 40
 """So many that later steps find the states of the target stored, as most steps of a long run do."""
+TRIAL_ANSWERS = 128
+"""Enough for `generate` to come to the batch that is fastest here."""
 LEAST_LIMIT = 8
 SHORT = {"data.limit_rows": TRIAL_ROWS, "loop.log_every": 1, "probe.prompts": 1, "loop.validate_rows": 2}
 
@@ -118,9 +120,9 @@ def planned(args: argparse.Namespace, stages: Stages) -> dict[str, Any]:
 
 def answers_seconds(args: argparse.Namespace, stages: Stages, _name: str) -> float:
     """How long the answers will take, by that of a few."""
-    few = args.limit
+    few = min(TRIAL_ANSWERS, args.answers)
     out = args.out / "trial" / "answers"
-    stages.run("trial of answers", answering(args, out, "tune", few))
+    stages.run("trial of answers", answering(args, out, "train", few))
     return stages.seconds["trial of answers"] / few * args.answers
 
 
@@ -173,7 +175,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--families", nargs="+", choices=FAMILIES, default=["mtp", "eagle3"], metavar="FAMILY")
     add("--minutes", type=float, default=30.0, help="of training by each family, beside the target's own passes")
     add("--seeds", type=numbers, default=[0], metavar="0,1,2", help="of training, each anew for as many steps")
-    add("--probes", type=int, default=0, help="times that tau is probed while a run is trained: its curve")
+    add("--probes", type=int, default=6, help="times that tau is probed while a run is trained: its curve")
     methods = [*wrapping(), *training_free()]
     beside_help = "compared too, around each drafter or alone: " + ", ".join(methods)
     add("--beside", nargs="*", choices=methods, default=BESIDE, metavar="METHOD", help=beside_help)
@@ -181,7 +183,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--measured", type=Path, nargs="+", default=[], help="other rows or prompts to measure on")
     elsewhere_help = "prompts of other kinds to measure on too: sets or files, as `eval` takes them, --limit of each"
     add("--elsewhere", metavar="SETS", help=elsewhere_help)
-    add("--answers", type=int, default=400, help="most prompts that are answered to train on")
+    add("--answers", type=int, default=1200, help="most prompts that are answered to train on")
     add("--answer-tokens", type=int, default=256)
     add("--row-tokens", type=int, default=1024)
     add("--batch-rows", type=int, default=1)
