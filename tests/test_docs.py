@@ -155,7 +155,9 @@ BENCHMARKS = {
         "--target tiny --drafters --method prompt-lookup --tuned none --dtype fp32 --prompts stdlib --count 2 "
         "--max-new-tokens 16 --llama-server none --gguf none"
     ),
-    "benchmarks/small_rates.py": f"{SMALL_MODEL} --steps 2 --longer 3 --rates 'muon 1e-2'",
+    "benchmarks/small_rates.py": (
+        f"--out smollm2 {SMALL_MODEL} --steps 2 --longer 3 --rates 'muon 1e-2' --sizes 'medusa --medusa.heads 2'"
+    ),
 }
 # what a script reads that another one writes
 BEFORE = {"benchmarks/small_rates.py": "python benchmarks/smollm2.py --out smollm2"}
