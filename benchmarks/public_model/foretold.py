@@ -16,10 +16,10 @@ from draftsmith.benchmarks.common.stages import minutes
 from draftsmith.benchmarks.public_model.verbs import beside, runs_of
 from draftsmith.benchmarks.target_dtypes import plain
 from draftsmith.decoding.backbone.loading import load_target
-from draftsmith.eval.config import AuditConfig
+from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.storage import json_lines
 
-TUNED, MEASURED, AUDITED = 4.2, 0.8, 0.6
+TUNED, MEASURED, AUDITED = 4.2, 0.7, 0.6
 """Seconds for each second in which plain decoding writes as many tokens: a run's tuning, an arm's measurement, and its
 audit, of the tokens that are sampled. Found with the runs on the page."""
 COUNTED, BY_COPIES = 45.0, 340.0
@@ -57,28 +57,30 @@ def passes_seconds(plan: Mapping[str, Any], args: argparse.Namespace) -> float:
 
 
 def measuring_seconds(plan: Mapping[str, Any], args: argparse.Namespace) -> float:
-    """How long tuning, the audits and the measurements at both temperatures will take."""
-    around, alone = beside(args)
+    """How long tuning, the audits and the measurements will take."""
     runs = len(runs_of(args))
-    arms = runs * (1 + len(around)) + len(alone)
-    prompts = args.limit * args.new_tokens
-    tuned = TUNED * runs * prompts  # methods that draft alone are in the first run's race
-    # plain decoding is an arm too; prompts of other kinds are decoded at T = 0 alone
-    measured = MEASURED * (arms + 1) * 2 * prompts
-    audited = AUDITED * arms * audit_tokens(args)
-    counted = COUNTED * len(args.families) + BY_COPIES * len(args.beside)
+    # methods that draft alone are in the first run's race
+    seconds = float(plan["token"]) * TUNED * runs * args.limit * args.new_tokens
+    seconds += _comparing_seconds(plan, args, runs, parts=2)  # at two temperatures
     if args.elsewhere:
-        arms = len(args.families) * (1 + len(around)) + len(alone)
-        measured += MEASURED * (arms + 1) * len(args.elsewhere.split(",")) * prompts
-        audited += AUDITED * arms * audit_tokens(args)
-        counted *= 2
-    return float(plan["token"] * (tuned + measured + audited)) + counted
+        seconds += _comparing_seconds(plan, args, len(args.families), parts=len(args.elsewhere.split(",")))
+    return seconds
 
 
-def audit_tokens(args: argparse.Namespace) -> int:
-    """As many as each audit samples."""
-    name = "--audit.tokens"
-    return int(args.audit[args.audit.index(name) + 1]) if name in args.audit else AuditConfig().tokens
+def _comparing_seconds(plan: Mapping[str, Any], args: argparse.Namespace, drafters: int, *, parts: int) -> float:
+    """Of one comparison; `parts`: temperatures and sets of prompts."""
+    around, alone = beside(args)
+    arms = drafters * (1 + len(around)) + len(alone)
+    repeats = given(args, "--eval.repeats", EvalConfig().repeats)
+    # plain decoding is measured beside the arms
+    measured = MEASURED * repeats * (arms + 1) * parts * args.limit * args.new_tokens
+    audited = AUDITED * arms * given(args, "--audit.tokens", AuditConfig().tokens)
+    return float(plan["token"]) * (measured + audited) + COUNTED * len(args.families) + BY_COPIES * len(args.beside)
+
+
+def given(args: argparse.Namespace, flag: str, default: int) -> int:
+    """The value of a flag of `compare`."""
+    return int(args.audit[args.audit.index(flag) + 1]) if flag in args.audit else default
 
 
 def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:

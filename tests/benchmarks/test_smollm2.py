@@ -79,7 +79,7 @@ def args_of(out: Path, **values: Any) -> argparse.Namespace:
         "answering": [],
         "answer_tokens": 8,
         "new_tokens": 8,
-        "audit": ["--audit.tokens", "600"],
+        "audit": ["--audit.tokens", "600", "--eval.repeats", "3"],
         "elsewhere": None,
         "probes": 0,
         "beside": smollm2.BESIDE,
@@ -149,10 +149,10 @@ def test_the_measurements_take_as_long_as_their_arms(tmp_path: Path) -> None:
     """A drafter, the hybrid around it and prompt lookup; one race tunes them."""
     plan, counted = {"token": 0.5}, COUNTED + 2 * BY_COPIES
     seconds = measuring_seconds(plan, args_of(tmp_path))
-    measured = MEASURED * (1 + 3) * 2  # with plain decoding, at two temperatures
+    measured = MEASURED * 3 * (1 + 3) * 2  # with plain decoding, at two temperatures
     assert seconds == pytest.approx(0.5 * (4 * 8 * (TUNED + measured) + AUDITED * 3 * 600) + counted)
     more = measuring_seconds(plan, args_of(tmp_path, elsewhere="a.jsonl,b.jsonl")) - seconds
-    assert more == pytest.approx(0.5 * (4 * 8 * MEASURED * (1 + 3) * 2 + AUDITED * 3 * 600) + counted)
+    assert more == pytest.approx(0.5 * (4 * 8 * MEASURED * 3 * (1 + 3) * 2 + AUDITED * 3 * 600) + counted)
 
 
 def test_the_flags_are_flags(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
