@@ -112,7 +112,11 @@ def planned(args: argparse.Namespace, stages: Stages) -> dict[str, Any]:
     """Seconds of answering and of a token, and steps of each family, from trials on this machine; kept."""
     file = args.out / "plan.json"
     plan: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    trials = {"answers": answers_seconds, "token": token_of, **dict.fromkeys(args.families, steps_of)}
+    trials = {
+        "answers": answers_seconds,
+        "token": lambda args, *_: token_seconds(args),
+        **dict.fromkeys(args.families, steps_of),
+    }
     for name, make in trials.items():
         if name not in plan:
             plan[name] = make(args, stages, name)
@@ -126,11 +130,6 @@ def answers_seconds(args: argparse.Namespace, stages: Stages, _name: str) -> flo
     out = args.out / "trial" / "answers"
     stages.run("trial of answers", answering(args, out, "train", few))
     return stages.seconds["trial of answers"] / few * args.answers
-
-
-def token_of(args: argparse.Namespace, _stages: Stages, _name: str) -> float:
-    """Seconds of a token of plain decoding."""
-    return token_seconds(args)
 
 
 def steps_of(args: argparse.Namespace, stages: Stages, family: str) -> int:

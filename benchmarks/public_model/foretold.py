@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-import torch
 from draftsmith.benchmarks.common.stages import minutes
 from draftsmith.benchmarks.public_model.verbs import beside, runs_of
 from draftsmith.benchmarks.target_dtypes import plain
@@ -32,7 +31,7 @@ TOKENS = 64
 def token_seconds(args: argparse.Namespace) -> float:
     """Of one token of plain decoding here, one prompt at a time."""
     target = load_target(str(args.out / "target"), dtype=args.dtype)
-    ids = torch.arange(TOKENS).tolist()
+    ids = list(range(TOKENS))
     plain(target, ids, 4)  # warms up
     start = time.perf_counter()
     plain(target, ids, TOKENS)
@@ -80,7 +79,10 @@ def _comparing_seconds(plan: Mapping[str, Any], args: argparse.Namespace, drafte
 
 def given(args: argparse.Namespace, flag: str, default: int) -> int:
     """The value of a flag of `compare`."""
-    return int(args.audit[args.audit.index(flag) + 1]) if flag in args.audit else default
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument(flag, dest="value", type=int, default=default)
+    value: int = parser.parse_known_args(args.audit)[0].value
+    return value
 
 
 def told(plan: Mapping[str, Any], args: argparse.Namespace) -> str:

@@ -79,7 +79,7 @@ def args_of(out: Path, **values: Any) -> argparse.Namespace:
         "answering": [],
         "answer_tokens": 8,
         "new_tokens": 8,
-        "audit": ["--audit.tokens", "600", "--eval.repeats", "3"],
+        "audit": ["--audit.tokens=600", "--eval.repeats", "3"],
         "elsewhere": None,
         "probes": 0,
         "beside": smollm2.BESIDE,
@@ -141,6 +141,7 @@ def test_steps_fill_the_minutes_and_are_kept(tmp_path: Path, monkeypatch: pytest
     # the passes: 6 answers of 8 tokens, at 69 a second with them (the middle of 10 and 128), else at 129
     assert passes_seconds(plan, args) == pytest.approx(6 * 8 * (1 / 69 - 1 / 129))
     assert "60 steps" in told(plan, args)
+    assert f"measurements of 4 prompts {stages.minutes(measuring_seconds(plan, args))}: about" in told(plan, args)
     monkeypatch.setattr(stages, "finished", lambda words: 1)
     assert planned(args, Stages(tmp_path)) == plan
 
